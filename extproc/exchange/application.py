@@ -42,7 +42,10 @@ class AnswerHead(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True):
-    """Start the client's answer now: status and headers to set, names to remove, and a first piece of body."""
+    """Start the client's answer now: status and headers to set, names to remove, and a first piece of body.
+
+    The upstream's other headers pass.
+    """
 
     status: int
     set_headers: tuple[tuple[str, str], ...]
@@ -79,6 +82,10 @@ class Answer(Protocol):
 
     def expire(self) -> Begin | Piece:
         """The exchange's deadline has passed: the answer's last piece, in place of the upstream's."""
+        ...
+
+    def fail(self) -> Begin | Piece:
+        """An internal error, which the exchange has logged: the answer's last piece."""
         ...
 
     def close(self) -> None:
