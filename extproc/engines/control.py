@@ -1,0 +1,120 @@
+"""Control calls to engines, over grpcio: rare, so a general client is good enough."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+from msgspec import Struct
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
+
+_MAX_MESSAGE_BYTES = 64 << 20
+
+
+class ControlError(Exception):
+    """A worker did not answer as it should; the text names the worker and what to look at."""
+
+
+class ModelInfo(Struct, frozen=True):
+    """What a worker says of its model."""
+
+    served_name: str
+    model_path: str
+    tokenizer_path: str
+    context_tokens: int  # 0: unknown
+    vocabulary: int  # 0: unknown
+    eos_token_ids: tuple[int, ...]
+    block_tokens: int  # KV-cache block; 0: unknown
+    data_parallel_size: int
+
+
+class TokenizerArchive(Struct, frozen=True):
+    """A worker's tokenizer folder as a zip."""
+
+    content: bytes
+    sha256: str  # hexadecimal, as the worker computed it
+
+
+class WorkerControl:
+    """Control calls to one vLLM worker."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self.address = address
+        self._stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+
+    async def healthy(self, timeout_s: float) -> bool:
+        """Whether the worker answers HealthCheck, and well."""
+        try:
+            answer = await self._stub.HealthCheck(vllm_engine_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+        return bool(answer.healthy)
+
+    async def model_info(self, timeout_s: float) -> ModelInfo:
+        """GetModelInfo and GetServerInfo. Raises ControlError."""
+        try:
+            model = await self._stub.GetModelInfo(vllm_engine_pb2.GetModelInfoRequest(), timeout=timeout_s)
+            server = await self._stub.GetServerInfo(vllm_engine_pb2.GetServerInfoRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise _failed(self.address, "GetModelInfo", error) from error
+        return ModelInfo(
+            served_name=model.served_model_name or model.model_path,
+            model_path=model.model_path,
+            tokenizer_path=model.tokenizer_path,
+            context_tokens=max(model.max_context_length, 0),
+            vocabulary=max(model.vocab_size, 0),
+            eos_token_ids=tuple(model.eos_token_ids),
+            block_tokens=max(server.block_size, 0),
+            data_parallel_size=max(server.data_parallel_size, 1),
+        )
+
+    async def tokenizer(self, timeout_s: float, limit_bytes: int) -> TokenizerArchive:
+        """GetTokenizer: a zip in chunks, its digest in the last. Raises ControlError."""
+        pieces: list[bytes] = []
+        size = 0
+        digest = ""
+        try:
+            async for chunk in self._stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=timeout_s):
+                pieces.append(chunk.data)
+                size += len(chunk.data)
+                digest = chunk.sha256 or digest
+                if size > limit_bytes:
+                    raise ControlError(
+                        f"the tokenizer archive of worker {self.address} is over {limit_bytes} bytes; "
+                        "set `tokenizer` of the pool to a folder"
+                    )
+        except grpc.RpcError as error:
+            raise _failed(self.address, "GetTokenizer", error) from error
+        if not pieces or not digest:
+            raise ControlError(
+                f"worker {self.address} gave no tokenizer, or one without a digest; "
+                "set `tokenizer` of the pool to a folder"
+            )
+        return TokenizerArchive(b"".join(pieces), digest)
+
+
+def _failed(address: str, call: str, error: grpc.RpcError) -> ControlError:
+    code = error.code().name if hasattr(error, "code") else "UNKNOWN"
+    details = error.details() if hasattr(error, "details") else str(error)
+    return ControlError(f"worker {address} did not answer {call} ({code}: {details}); is it a vLLM gRPC server?")
+
+
+@asynccontextmanager
+async def connect(address: str) -> AsyncIterator[WorkerControl]:
+    """A connection to `host:port` for a few calls."""
+    async with open_channel(address) as channel:
+        yield WorkerControl(address, channel)
+
+
+def open_channel(address: str, options: Sequence[tuple[str, object]] = ()) -> grpc.aio.Channel:
+    """A plaintext channel with limits for an archive's chunks; closed by the caller."""
+    return grpc.aio.insecure_channel(
+        address,
+        options=[
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.enable_http_proxy", 0),
+            *options,
+        ],
+    )

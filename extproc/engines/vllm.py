@@ -1,0 +1,178 @@
+"""vLLM's gRPC protocol, `vllm.grpc.engine.VllmEngine`, as its Python servicer speaks it.
+
+proto3 sends every scalar without presence, so a field that is left alone arrives as 0: top_p, repetition_penalty and n
+are always sent. In a stream each chunk counts only its own tokens, and the closing message of a choice repeats the last
+chunk: once a chunk of a choice has come, the closing message's ids and counts are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from google.protobuf.message import DecodeError
+from msgspec import UNSET
+from smg_grpc_proto.generated.vllm_engine_pb2 import (
+    GenerateRequest,
+    GenerateResponse,
+    OutputLogProbs,
+    SamplingParams,
+    TokenizedInput,
+)
+
+from extproc.engines.base import Decoder, Ended, EngineEvent, EngineRequest, ProtocolError, Tokens, TokenScores
+from extproc.engines.grpc_status import error_of
+from extproc.ir import ErrorInfo, ErrorKind, FinishReason, Sampling
+from extproc.transport.framing import Deframer, FramingError, frame
+
+GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Largest message taken from an engine. One with all ids, scores and alternatives of a long answer is a few MB."""
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+# The servicer gives vLLM's own refusal of an over-long prompt as INVALID_ARGUMENT with this in its text.
+_TOO_LONG = "longer than the maximum model length"
+
+
+class VllmEngine:
+    """The codec of one vLLM worker or many: it holds no state."""
+
+    name = "vllm"
+
+    def generate(self, request_id: str, prompt: Sequence[int], sampling: Sampling, *, stream: bool) -> EngineRequest:
+        """The gRPC request for one prompt of token ids."""
+        message = GenerateRequest(
+            request_id=request_id,
+            tokenized=TokenizedInput(input_ids=prompt),
+            sampling_params=_sampling_params(sampling),
+            stream=stream,
+        )
+        return EngineRequest(GENERATE, frame(message.SerializeToString()))
+
+    def decoder(self, *, stream: bool) -> Decoder:
+        """For the answer to one `generate`."""
+        return VllmDecoder()
+
+
+def _sampling_params(sampling: Sampling) -> SamplingParams:
+    params = SamplingParams(
+        top_p=1.0 if sampling.top_p is UNSET else sampling.top_p,
+        repetition_penalty=1.0 if sampling.repetition_penalty is UNSET else sampling.repetition_penalty,
+        n=sampling.n,
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        skip_special_tokens=sampling.skip_special_tokens,
+        spaces_between_special_tokens=True,
+        ignore_eos=sampling.ignore_eos,
+        include_stop_str_in_output=sampling.include_stop,
+        logit_bias=sampling.logit_bias,
+    )
+    if sampling.temperature is not UNSET:
+        params.temperature = sampling.temperature
+    if sampling.top_k is not UNSET:
+        params.top_k = max(sampling.top_k, 0)  # -1 and 0 both mean off
+    if sampling.min_p is not UNSET:
+        params.min_p = sampling.min_p
+    if sampling.frequency_penalty is not UNSET:
+        params.frequency_penalty = sampling.frequency_penalty
+    if sampling.presence_penalty is not UNSET:
+        params.presence_penalty = sampling.presence_penalty
+    if sampling.max_tokens is not UNSET:
+        params.max_tokens = sampling.max_tokens
+    if sampling.min_tokens is not UNSET:
+        params.min_tokens = sampling.min_tokens
+    if sampling.seed is not UNSET:
+        seed = sampling.seed
+        # The wire has 32 bits. A larger seed is folded, so that different ones stay different, not clamped to one.
+        params.seed = seed if -(1 << 31) <= seed < 1 << 31 else seed & 0x7FFF_FFFF
+    if sampling.top_logprobs is not None:
+        params.logprobs = max(sampling.top_logprobs, 1)
+    return params
+
+
+class VllmDecoder:
+    """Decodes one answer to Generate, streamed or not."""
+
+    __slots__ = ("_deframer", "_ended", "_streamed", "cached_tokens", "completion_tokens", "prompt_tokens")
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self._deframer = Deframer(MAX_MESSAGE_BYTES)
+        self._streamed: set[int] = set()  # choices of which a chunk came
+        self._ended = 0
+
+    def feed(self, data: bytes) -> list[EngineEvent]:
+        """Raises ProtocolError."""
+        events: list[EngineEvent] = []
+        try:
+            for message in self._deframer.feed(data):
+                response = GenerateResponse.FromString(message)
+                if response.HasField("chunk"):
+                    chunk = response.chunk
+                    choice = chunk.index
+                    self._streamed.add(choice)
+                    self.completion_tokens += chunk.completion_tokens
+                    self.prompt_tokens = chunk.prompt_tokens
+                    self.cached_tokens = chunk.cached_tokens
+                    scores = _scores(chunk.output_logprobs) if chunk.HasField("output_logprobs") else None
+                    events.append(Tokens(choice, chunk.token_ids, scores))
+                elif response.HasField("complete"):
+                    self._complete(response, events)
+                else:
+                    raise ProtocolError("an engine message with neither a chunk nor an end")
+        except (DecodeError, FramingError) as error:
+            raise ProtocolError(f"not an answer to vLLM's Generate: {error}") from error
+        return events
+
+    def _complete(self, response: GenerateResponse, events: list[EngineEvent]) -> None:
+        complete = response.complete
+        choice = complete.index
+        self._ended += 1
+        if complete.prompt_tokens:
+            self.prompt_tokens = complete.prompt_tokens
+            self.cached_tokens = complete.cached_tokens
+        if choice not in self._streamed:
+            self.completion_tokens += complete.completion_tokens
+            scores = _scores(complete.output_logprobs) if complete.HasField("output_logprobs") else None
+            events.append(Tokens(choice, complete.output_ids, scores))
+        reason = _FINISH.get(complete.finish_reason, FinishReason.ABORT)
+        matched = complete.WhichOneof("matched_stop")
+        if matched == "matched_stop_str":
+            events.append(Ended(choice, FinishReason.STOP_SEQUENCE, complete.matched_stop_str))
+        elif matched == "matched_token_id":
+            events.append(Ended(choice, reason, None, complete.matched_token_id))
+        else:
+            events.append(Ended(choice, reason))
+
+    def end(self, trailers: Mapping[str, str]) -> ErrorInfo | None:
+        """The stream's end."""
+        error = error_of(trailers)
+        if error is not None:
+            if error.kind is ErrorKind.INVALID_REQUEST and _TOO_LONG in error.message:
+                return ErrorInfo(
+                    kind=ErrorKind.CONTEXT_LENGTH,
+                    message=error.message,
+                    param="messages",
+                    code="context_length_exceeded",
+                )
+            return error
+        if self._deframer.missing_bytes or not self._ended:
+            return ErrorInfo(
+                kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated"
+            )
+        return None
+
+
+def _scores(logprobs: OutputLogProbs) -> list[TokenScores]:
+    tops = logprobs.top_logprobs
+    alternatives = [list(zip(top.token_ids, top.values, strict=False)) for top in tops]
+    missing = len(logprobs.token_ids) - len(alternatives)
+    if missing > 0:
+        alternatives.extend([] for _ in range(missing))
+    return [
+        TokenScores(token_id, value, top)
+        for token_id, value, top in zip(logprobs.token_ids, logprobs.token_logprobs, alternatives, strict=False)
+    ]
