@@ -1,0 +1,121 @@
+"""Pools of interchangeable workers, and the models that lead to them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from extproc.ir import ErrorInfo, ErrorKind, ModelCard, RequestError
+from extproc.routing.policies import Policy
+from extproc.routing.reservation import Candidate, Decision, Reservation
+from extproc.routing.worker import Worker, WorkerState
+
+_MOST_DESTINATIONS = 3
+"""The chosen worker and those for retries: Envoy tries two more."""
+
+_MOST_CANDIDATES = 8
+"""Candidates shown in a decision; a pool may have hundreds."""
+
+_RETRY_AFTER_S = 2.0
+"""Two rounds of health checks at their default interval would be 4 s; clients back off further by themselves."""
+
+
+class Pool:
+    """Workers of one engine protocol, one tokenizer and one set of models."""
+
+    def __init__(self, name: str, workers: Sequence[Worker], policy: Policy) -> None:
+        self.name = name
+        self.workers = tuple(workers)
+        self.policy = policy
+        self._by_address = {worker.address: worker for worker in workers}
+
+    def candidates(self) -> list[Worker]:
+        """Workers that may be chosen now."""
+        return [worker for worker in self.workers if worker.state is WorkerState.READY]
+
+    def reserve(self, prompt_tokens: int) -> Reservation:
+        """Choose a worker and put the request's load on it. Raises RequestError (UNAVAILABLE) without candidates."""
+        return self._reserve(prompt_tokens, explain=False)[0]
+
+    def reserve_explained(self, prompt_tokens: int) -> tuple[Reservation, Decision]:
+        """`reserve`, with the decision in words; building it costs more than deciding."""
+        reservation, decision = self._reserve(prompt_tokens, explain=True)
+        assert decision is not None
+        return reservation, decision
+
+    def _reserve(self, prompt_tokens: int, *, explain: bool) -> tuple[Reservation, Decision | None]:
+        candidates = self.candidates()
+        if not candidates:
+            raise no_worker(self.name)
+        ranked = self.policy.rank(candidates, prompt_tokens)
+        chosen = ranked[0]
+        decision = None
+        if explain:
+            decision = Decision(
+                self.name,
+                chosen.label,
+                chosen.address,
+                self.policy.name,
+                self.policy.reason(chosen, candidates),
+                prompt_tokens,
+                tuple(Candidate(w.label, w.waiting_tokens, w.running) for w in ranked[:_MOST_CANDIDATES]),
+            )
+        destinations = ",".join([worker.address for worker in ranked[:_MOST_DESTINATIONS]])
+        return Reservation(chosen, destinations, prompt_tokens, self._by_address.get), decision
+
+
+def no_worker(pool: str) -> RequestError:
+    """Workers may exist, but none can serve now: 503 and never 404, which clients do not retry."""
+    return RequestError(
+        ErrorInfo(
+            kind=ErrorKind.UNAVAILABLE,
+            message=f"No worker of pool {pool} can take this request now. Try again shortly.",
+            code="no_worker_available",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+    )
+
+
+class ModelTarget:
+    """A pool's share of a model."""
+
+    __slots__ = ("pool", "weight")
+
+    def __init__(self, pool: Pool, weight: int) -> None:
+        self.pool = pool
+        self.weight = weight
+
+
+class ModelTable:
+    """Model names and aliases to pools."""
+
+    def __init__(
+        self,
+        targets: dict[str, list[ModelTarget]],
+        cards: Iterable[ModelCard],
+        rng: random.Random | None = None,
+    ) -> None:
+        """`targets`: every name and alias; at least one target each."""
+        self._targets = targets
+        self.cards = tuple(cards)
+        self._rng = rng or random.Random()  # noqa: S311 - no secret depends on it
+
+    def pool_for(self, model: str) -> Pool:
+        """Raises RequestError (MODEL_NOT_FOUND)."""
+        targets = self._targets.get(model)
+        if targets is None:
+            raise RequestError(
+                ErrorInfo(
+                    kind=ErrorKind.MODEL_NOT_FOUND,
+                    message=f"The model `{model[:256]}` does not exist.",
+                    param="model",
+                    code="model_not_found",
+                )
+            )
+        if len(targets) == 1:
+            return targets[0].pool
+        # A share that no worker can serve now falls to the others.
+        able = [target for target in targets if target.weight and target.pool.candidates()]
+        if not able:
+            return targets[0].pool
+        return self._rng.choices(able, [target.weight for target in able])[0].pool
