@@ -1,0 +1,69 @@
+# Needs make and Python 3.11 or newer with venv, nothing else. Everything is installed into .venv.
+#
+#   make demo   [ARGS=--once]    four simulated engines, the processor, a real Envoy, and a tour of requests
+#   make test   [ARGS='-k name'] formatting, lint, types, tests
+#   make lint                    formatting, lint, types
+#   make format                  mend formatting and what lint can mend
+#   make test-engines            the chat tests against real engines; installs gigabytes, takes minutes
+#   make clean                   remove .venv and what tools left behind
+#
+# PYTHON=/path/to/python3 names the interpreter to use.
+
+.PHONY: demo test lint format test-engines clean help
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+CANDIDATES := python3.13 python3.12 python3.11 python3
+PYTHON ?= $(shell for name in $(CANDIDATES); do \
+	if "$$name" -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v "$$name"; break; fi; done)
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+# Started through the tether, so that the demo also ends when make is killed.
+demo: $(BIN)/made-for-use
+	@exec $(BIN)/python -I -S extproc/cli/tether.py exec $$PPID --signal TERM $(BIN)/extproc demo $(ARGS)
+
+lint: $(BIN)/made-for-tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest $(ARGS)
+
+format: $(BIN)/made-for-tests
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A virtual environment that we made is made anew when the dependencies change; one that was there before is only used.
+$(BIN)/made-for-use: pyproject.toml
+	@if [ -z "$(PYTHON)" ] || ! "$(PYTHON)" -c '$(NEW_ENOUGH)' 2>/dev/null; then \
+		echo "Python 3.11 or newer is needed, tried: $(if $(PYTHON),$(PYTHON),$(CANDIDATES))." >&2; \
+		echo "Install it with:  apt-get install python3 python3-venv   (Debian, Ubuntu)" >&2; \
+		echo "                  dnf install python3.12                 (Fedora, RHEL)" >&2; \
+		echo "                  brew install python@3.13               (macOS)" >&2; \
+		echo "or name one:      make PYTHON=/path/to/python3.12 …" >&2; \
+		exit 1; fi
+	@if ! "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null; then \
+		version=$$("$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+		echo "$(PYTHON) lacks the module venv or ensurepip." >&2; \
+		echo "Install it with:  apt-get install python$$version-venv" >&2; \
+		exit 1; fi
+	@if [ -e $@ ] || ! $(BIN)/python -c '$(NEW_ENOUGH)' 2>/dev/null; then \
+		echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv --clear $(VENV); fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@echo "installing what pyproject.toml asks for"
+	@$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
+$(BIN)/made-for-tests: $(BIN)/made-for-use
+	@echo "installing what the tests need"
+	@$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
