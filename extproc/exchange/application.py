@@ -127,6 +127,10 @@ class Request(Protocol):
         """The body is over the limit."""
         ...
 
+    def no_room(self) -> Reply:
+        """The bodies of all requests together are over what may be held."""
+        ...
+
     def expire(self) -> Reply:
         """The deadline passed before the request was forwarded or answered."""
         ...

@@ -72,6 +72,16 @@ class WrongModeError(Exception):
     """Envoy is configured with a body mode that this processor cannot serve."""
 
 
+class HeldBodies:
+    """One budget for the request bodies that all exchanges of a process hold."""
+
+    __slots__ = ("held_bytes", "limit_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+
 class Exchange:
     """One HTTP request's conversation."""
 
@@ -79,6 +89,7 @@ class Exchange:
         "_answer",
         "_body",
         "_body_bytes",
+        "_held",
         "_limit",
         "_request",
         "_request_ends_in_trailers",
@@ -86,8 +97,9 @@ class Exchange:
         "state",
     )
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: Application, held: HeldBodies) -> None:
         self.state = State.HEAD
+        self._held = held
         self.pending: Awaitable[Outcome] | None = None
         """In DECIDING: what the driver waits for, and hands to `resume` or `fail`."""
         self._request: Request | None = application.request()
@@ -150,7 +162,7 @@ class Exchange:
         """The stream is over: release everything. Idempotent."""
         self.state = State.OVER
         self.pending = None
-        self._body.clear()
+        self._drop_body()
         request, self._request = self._request, None
         answer, self._answer = self._answer, None
         try:
@@ -184,10 +196,15 @@ class Exchange:
         body = message.request_body
         piece = body.body
         if piece:
+            request = self._request
+            assert request is not None
+            held = self._held
             self._body_bytes += len(piece)
+            held.held_bytes += len(piece)
             if self._body_bytes > self._limit:
-                assert self._request is not None
-                return self._decide(self._request.too_large())
+                return self._decide(request.too_large())
+            if held.held_bytes > held.limit_bytes:
+                return self._decide(request.no_room())
             self._body.append(piece)
         if body.end_of_stream:
             return self._complete()
@@ -213,7 +230,7 @@ class Exchange:
     def _decide(self, outcome: Outcome) -> Replies:
         """Answer or forward. The one place where a request ends."""
         request, self._request = self._request, None
-        self._body.clear()
+        self._drop_body()
         if isinstance(outcome, Reply):
             self.state = State.OVER
             replies = [messages.immediate(outcome)]
@@ -224,6 +241,11 @@ class Exchange:
         if request is not None:
             request.close()
         return replies
+
+    def _drop_body(self) -> None:
+        self._held.held_bytes -= self._body_bytes
+        self._body_bytes = 0
+        self._body = []
 
     def _forward(self, forward: Forward) -> Replies:
         body = forward.body
@@ -333,6 +355,7 @@ class Exchange:
         if request is not None:
             request.close()
         self.pending = None
+        self._drop_body()
         self.state = State.PASSING
         return [messages.continue_response_headers()]
 

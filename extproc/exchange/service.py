@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from google.protobuf.message import DecodeError
 
 from extproc.exchange.application import Application, Outcome
-from extproc.exchange.exchange import Exchange, WrongModeError
+from extproc.exchange.exchange import Exchange, HeldBodies, WrongModeError
 from extproc.transport.service import Call, CallHandler, Service
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -31,8 +31,9 @@ class ExtProcService:
     them looks at the first: no timer per request.
     """
 
-    def __init__(self, application: Application, deadline_s: float) -> None:
+    def __init__(self, application: Application, *, deadline_s: float, held_bodies_bytes: int) -> None:
         self._application = application
+        self._held = HeldBodies(held_bodies_bytes)
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
         self._open_calls: dict[ExtProcCall, float] = {}  # to their deadlines, oldest first
@@ -49,7 +50,7 @@ class ExtProcService:
         return {METHOD: self._open}
 
     def _open(self, call: Call) -> CallHandler:
-        handler = ExtProcCall(call, Exchange(self._application), self)
+        handler = ExtProcCall(call, Exchange(self._application, self._held), self)
         self._open_calls[handler] = self._loop.time() + self._deadline_s
         if self._timer is None:
             self._timer = self._loop.call_later(_TICK_S, self._tick)

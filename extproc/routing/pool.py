@@ -10,9 +10,6 @@ from extproc.routing.policies import Policy
 from extproc.routing.reservation import Candidate, Decision, Reservation
 from extproc.routing.worker import Worker, WorkerState
 
-_MOST_DESTINATIONS = 3
-"""The chosen worker and those for retries: Envoy tries two more."""
-
 _MOST_CANDIDATES = 8
 """Candidates shown in a decision; a pool may have hundreds."""
 
@@ -23,8 +20,10 @@ _RETRY_AFTER_S = 2.0
 class Pool:
     """Workers of one engine protocol, one tokenizer and one set of models."""
 
-    def __init__(self, name: str, workers: Sequence[Worker], policy: Policy) -> None:
+    def __init__(self, name: str, workers: Sequence[Worker], policy: Policy, retries: int) -> None:
+        """`retries`: how many more workers Envoy may try; so many stand behind the chosen one."""
         self.name = name
+        self._most_destinations = 1 + retries
         self.workers = tuple(workers)
         self.policy = policy
         self._by_address = {worker.address: worker for worker in workers}
@@ -60,7 +59,7 @@ class Pool:
                 prompt_tokens,
                 tuple(Candidate(w.label, w.waiting_tokens, w.running) for w in ranked[:_MOST_CANDIDATES]),
             )
-        destinations = ",".join([worker.address for worker in ranked[:_MOST_DESTINATIONS]])
+        destinations = ",".join([worker.address for worker in ranked[: self._most_destinations]])
         return Reservation(chosen, destinations, prompt_tokens, self._by_address.get), decision
 
 

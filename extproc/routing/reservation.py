@@ -1,7 +1,7 @@
 """A reservation: what one request takes of one worker, from the choice until it is settled.
 
-It has one owner, the exchange that made it, and is settled exactly once whatever happens: end, error, Envoy's own reply,
-cancel or deadline.
+It has one owner, the exchange that made it, and is settled exactly once whatever happens: end, error, Envoy's own
+reply, cancel or deadline.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Reservation:
         worker.waiting_tokens += prompt_tokens
 
     def served_by(self, address: str) -> bool:
-        """The host that really serves, after a retry perhaps: the load moves there. False if it is none of the pool's."""
+        """The host that really serves, perhaps after a retry: the load moves there. False if the pool has no such."""
         if address == self.worker.address:
             return True
         worker = self._find(address)
