@@ -1,1 +1,10 @@
-""""""
+"""gRPC over HTTP/2: bytes in, whole messages out.
+
+Knows: HTTP/2 and gRPC framing, flow control, limits of size and time, graceful stop, the health protocol.
+Must not know: anything about LLMs, or what a message means.
+
+`service` is the interface to what is served. `serving.serve` starts a server: `server` (ngh2, the data path) or
+`grpcio_server` (grpc.aio, the reference and the fallback where ngh2 has no wheel). `connection` is one HTTP/2
+connection and the only module that uses ngh2; `call` is one call on it. `framing` has no I/O and serves whoever reads
+gRPC bytes. `adapters` turns plain functions into handlers, `health` is grpc.health.v1.
+"""
