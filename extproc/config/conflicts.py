@@ -1,0 +1,172 @@
+"""Mistakes that no single value shows: names used twice, models that nobody serves, listeners in each other's way.
+
+Works on plain data as it comes from a file, and passes over whatever has the wrong shape (the schema reports that), so
+that one mistake never hides another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from extproc.config.address import Address, HostPort, parse_listen, parse_socket, parse_worker
+
+Path = tuple[str | int, ...]
+_A = TypeVar("_A", bound=Address)
+
+_DEFAULT_WEIGHT = 1  # only to tell zero from the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """One mistake: where in the data, and what to write instead."""
+
+    path: Path
+    message: str
+
+
+def find_conflicts(data: object) -> list[Conflict]:
+    """Everything in `data` that contradicts something else in it."""
+    pools = list(_items(data, "pools"))
+    found: list[Conflict] = []
+    found += _pool_names(pools)
+    found += _models(pools)
+    found += _workers(pools)
+    found += _listeners(data, pools)
+    return found
+
+
+def _pool_names(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
+    seen: dict[str, Path] = {}
+    for path, pool in pools:
+        name = _get(pool, "name")
+        if isinstance(name, str):
+            if name in seen:
+                yield Conflict((*path, "name"), f"another pool is already named {name!r}: give each its own name")
+            seen.setdefault(name, path)
+
+
+def _models(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
+    weights: dict[str, list[tuple[Path, int]]] = {}
+    aliases: list[tuple[Path, str, str]] = []  # where, the alias, its model
+    for pool_path, pool in pools:
+        here: set[str] = set()
+        for path, model in _items(pool, "models", pool_path):
+            name = model if isinstance(model, str) else _get(model, "name")
+            if not isinstance(name, str):
+                continue
+            if name in here:
+                yield Conflict(path, f"this pool already serves a model {name!r}: write it once")
+            here.add(name)
+            weight = _get(model, "weight", _DEFAULT_WEIGHT)
+            weights.setdefault(name, []).append((path, weight if isinstance(weight, int) else _DEFAULT_WEIGHT))
+            own: set[str] = set()
+            for alias_path, alias in _items(model, "aliases", path):
+                if not isinstance(alias, str):
+                    continue
+                if alias in own:
+                    yield Conflict(alias_path, f"the alias {alias!r} is written twice for this model")
+                elif alias == name:
+                    yield Conflict(alias_path, f"the alias {alias!r} is the model's own name: leave it out")
+                else:
+                    aliases.append((alias_path, alias, name))
+                own.add(alias)
+    meant: dict[str, str] = {}
+    for path, alias, name in aliases:
+        if alias in weights:
+            yield Conflict(path, f"the alias {alias!r} is also the name of a model: rename one of them")
+        elif meant.setdefault(alias, name) != name:
+            yield Conflict(
+                path, f"the alias {alias!r} already stands for the model {meant[alias]!r}: rename one of them"
+            )
+    for name, shares in weights.items():
+        if all(weight == 0 for _, weight in shares):
+            yield Conflict(shares[0][0], f"nobody serves {name!r}, as all its weights are 0: give one a weight over 0")
+
+
+def _workers(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
+    owners: dict[HostPort, str] = {}
+    for pool_path, pool in pools:
+        label = str(_get(pool, "name", f"pools[{pool_path[-1]}]"))
+        names: set[str] = set()
+        for path, address in _worker_addresses(pool, pool_path):
+            if address in owners:
+                where = "twice in this pool" if owners[address] == label else f"already in the pool {owners[address]!r}"
+                yield Conflict(path, f"the worker {address} is {where}: a worker belongs to one pool, once")
+            owners.setdefault(address, label)
+        for path, worker in _items(pool, "workers", pool_path):
+            name = _get(worker, "name")
+            if isinstance(name, str):
+                if name in names:
+                    yield Conflict((*path, "name"), f"another worker of this pool is already named {name!r}")
+                names.add(name)
+
+
+def _listeners(data: object, pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
+    from extproc.config.schema import Listen  # the schema imports this module
+
+    listen = _get(data, "listen", {})
+    taken: list[tuple[str, Address]] = []
+    places: list[tuple[Path, Any, Callable[[str], Address]]] = []
+    for key in ("http", "admin"):
+        places.append((("listen", key), _get(listen, key, Listen.model_fields[key].default), parse_listen))
+    sockets = _get(listen, "processor", Listen.model_fields["processor"].default)
+    if isinstance(sockets, list | tuple):
+        places += [(("listen", "processor", index), text, parse_socket) for index, text in enumerate(sockets)]
+    for path, text, parse in places:
+        address = _parsed(parse, text)
+        if address is None:
+            continue
+        label = ".".join(str(step) for step in path[:2])
+        for other_label, other in taken:
+            if _collide(address, other):
+                yield Conflict(path, f"{address} is already taken by {other_label} ({other}): use another port")
+                break
+        taken.append((label, address))
+    for pool_path, pool in pools:
+        for path, worker in _worker_addresses(pool, pool_path):
+            for label, other in taken:
+                same = isinstance(other, HostPort) and other.port == worker.port
+                if same and (other == worker or (other.is_wildcard and worker.is_loopback)):
+                    yield Conflict(
+                        path, f"the worker {worker} is this gateway's own {label}: write the engine's address"
+                    )
+                    break
+
+
+def _worker_addresses(pool: object, pool_path: Path) -> Iterator[tuple[Path, HostPort]]:
+    for path, worker in _items(pool, "workers", pool_path):
+        written_short = isinstance(worker, str)
+        address = _parsed(parse_worker, worker if written_short else _get(worker, "address"))
+        if address is not None:
+            yield (path if written_short else (*path, "address")), address
+
+
+def _collide(one: Address, other: Address) -> bool:
+    if not (isinstance(one, HostPort) and isinstance(other, HostPort)):
+        return one == other
+    if one.port != other.port:
+        return False
+    # [::] takes IPv4 too unless told otherwise, so a wildcard is in the way of every address.
+    return one.host == other.host or one.is_wildcard or other.is_wildcard
+
+
+def _parsed(parse: Callable[[str], _A], text: object) -> _A | None:
+    if not isinstance(text, str):
+        return None
+    try:
+        return parse(text)
+    except ValueError:
+        return None
+
+
+def _get(value: object, key: str, default: Any = None) -> Any:
+    return value.get(key, default) if isinstance(value, dict) else default
+
+
+def _items(value: object, key: str, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    items = _get(value, key)
+    if isinstance(items, list | tuple):
+        for index, item in enumerate(items):
+            yield (*path, key, index), item
