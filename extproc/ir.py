@@ -183,6 +183,7 @@ class ErrorInfo(Struct, frozen=True, kw_only=True):
     param: str | None = None  # the request's field, as a path such as `messages[0].role`
     code: str | None = None  # a finer code than the kind's own, in OpenAI's vocabulary
     retry_after_s: float | None = None
+    should_retry: bool | None = None  # where the client's own rule, by status, would be wrong
     allow: str | None = None  # for METHOD_NOT_ALLOWED: the methods that work
 
 

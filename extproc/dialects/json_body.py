@@ -1,0 +1,188 @@
+"""JSON bodies to typed values, with errors that a client can act on.
+
+msgspec decodes and checks in one pass; its error says where and roughly what. The text that a client reads comes from
+the schema itself: each field of a body's Struct carries a plain string in its `Annotated` type that says what is
+allowed, and `descriptions` collects them by path.
+
+A repeated key is no error: the last one counts, as in the clients' own JSON libraries. Nothing behind the parser reads
+the client's bytes again, so there is nobody to disagree.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct
+
+from extproc.ir import ErrorInfo, ErrorKind, RequestError
+
+_T = TypeVar("_T")
+
+_PLACE = re.compile(r"(?s)^(.*) - at (`key` in )?`\$(.*)`$")
+_FIELD = re.compile(r"(?s)^Object (missing required|contains unknown) field `(.*)`$")
+_WRONG_TYPE = re.compile(r"^Expected `(.*)`, got `(.*)`$")
+_BOUND = re.compile(r"^Expected `(\w+)` (?:of length )?([<>])")
+_INDEX = re.compile(r"\[(?:\d+|\.\.\.)\]")
+
+_JSON_NAMES = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a decimal number",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+_BOUND_CODES = {
+    ("int", "<"): "integer_above_max_value",
+    ("int", ">"): "integer_below_min_value",
+    ("float", "<"): "decimal_above_max_value",
+    ("float", ">"): "decimal_below_min_value",
+    ("array", "<"): "array_above_max_length",
+    ("array", ">"): "empty_array",
+    ("object", "<"): "object_above_max_properties",
+    ("str", "<"): "string_above_max_length",
+    ("str", ">"): "empty_string",
+}
+_SHOWN_NAME_CHARS = 64
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> RequestError:
+    """An error about the request's content."""
+    return RequestError(ErrorInfo(kind=ErrorKind.INVALID_REQUEST, message=message, param=param, code=code))
+
+
+def unsupported(message: str, param: str, code: str = "unsupported_parameter") -> RequestError:
+    """An error about something that the dialect has and this gateway has not (yet)."""
+    return RequestError(ErrorInfo(kind=ErrorKind.UNSUPPORTED, message=message, param=param, code=code))
+
+
+def decode(
+    decoder: msgspec.json.Decoder[_T],
+    data: bytes | msgspec.Raw,
+    allowed: Mapping[str, str],
+    *,
+    root: str = "",
+    unknown: Callable[[str, str], RequestError | None] | None = None,
+) -> _T:
+    """Decode `data`, the value at the path `root` of the body ("" for the body itself).
+
+    `allowed` says what may stand at each path (see `descriptions`). `unknown` may turn a field that the schema does
+    not have, given as name and path, into a better error. Raises RequestError.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), allowed, root, unknown) from None
+    except RecursionError:
+        raise too_deep(root) from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        reason = "text that is no UTF-8" if isinstance(error, UnicodeError) else _malformed(str(error))
+        raise invalid(f"The request body is not valid JSON: {reason}.", root or None, "invalid_json") from None
+
+
+def too_deep(param: str) -> RequestError:
+    """The error for values nested deeper than allowed."""
+    return invalid("The request body is nested too deeply.", param or None, "invalid_json")
+
+
+def too_long(param: str, limit_bytes: int) -> RequestError:
+    """The error for a field whose JSON text is longer than allowed."""
+    return invalid(f"'{param}' is too long: at most {limit_bytes} bytes are allowed.", param, "invalid_value")
+
+
+def depth(value: object, limit: int) -> int:
+    """How deep decoded JSON is nested, counted up to `limit` + 1; a scalar has depth 0."""
+    deepest = 0
+    level: list[object] = [value]
+    while deepest <= limit:
+        containers = [v for v in level if isinstance(v, dict | list)]
+        if not containers:
+            break
+        deepest += 1
+        level = [inner for c in containers for inner in (c.values() if isinstance(c, dict) else c)]
+    return deepest
+
+
+def descriptions(schema: type[Struct], prefix: str = "") -> dict[str, str]:
+    """What is allowed, by path: the string in each field's `Annotated`, down through nested Structs.
+
+    Paths look like `messages[].content[].text`. Raises TypeError for a field without a description.
+    """
+    found: dict[str, str] = {}
+    for name, hint in get_type_hints(schema, include_extras=True).items():
+        path = f"{prefix}{name}"
+        texts = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, str)]
+        if not texts:
+            raise TypeError(f"{schema.__name__}.{name} does not say what is allowed")
+        found[path] = texts[0]
+        found |= _nested(hint, path)
+    return found
+
+
+def _nested(hint: Any, path: str) -> dict[str, str]:
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return descriptions(hint, f"{path}.")
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _nested(get_args(hint)[0], path)
+    if origin is list:
+        return _nested(get_args(hint)[0], f"{path}[]")
+    found: dict[str, str] = {}
+    if origin is types.UnionType or str(origin) == "typing.Union":
+        for member in get_args(hint):
+            found |= _nested(member, path)
+    return found
+
+
+def _explain(
+    text: str,
+    allowed: Mapping[str, str],
+    root: str,
+    unknown: Callable[[str, str], RequestError | None] | None,
+) -> RequestError:
+    in_key = False
+    path = root
+    if placed := _PLACE.match(text):
+        text, key, below = placed.groups()
+        in_key = key is not None
+        path = (root + below).lstrip(".").removesuffix("[...]")
+    if field := _FIELD.match(text):
+        kind, name = field.groups()
+        name = name if len(name) <= _SHOWN_NAME_CHARS else f"{name[:_SHOWN_NAME_CHARS]}…"
+        full = f"{path}.{name}" if path else name
+        if kind == "missing required":
+            return invalid(f"Missing required parameter: '{full}'.", full, "missing_required_parameter")
+        return (unknown and unknown(name, full)) or invalid(f"Unknown parameter: '{full}'.", full, "unknown_parameter")
+    if not path:
+        return invalid("The request body must be a JSON object.", None, "invalid_type")
+    expected = _expected(allowed, path)
+    if in_key:
+        return invalid(f"Invalid key in '{path}': expected {expected}.", path, f"{path}_invalid_key")
+    if wrong := _WRONG_TYPE.match(text):
+        got = _JSON_NAMES.get(wrong.group(2), "something else")
+        return invalid(f"Invalid type for '{path}': expected {expected}, but got {got}.", path, "invalid_type")
+    code = "invalid_value"
+    if bound := _BOUND.match(text):
+        code = _BOUND_CODES.get((bound.group(1), bound.group(2)), code)
+    return invalid(f"Invalid value for '{path}': expected {expected}.", path, code)
+
+
+def _expected(allowed: Mapping[str, str], path: str) -> str:
+    """What is allowed at a path, or else what is allowed at the value that holds it."""
+    path = _INDEX.sub("[]", path)
+    while path not in allowed and path.endswith("[]"):
+        path = path[:-2]
+    return allowed.get(path, "another value")
+
+
+def _malformed(text: str) -> str:
+    if text.startswith("Input data was truncated"):
+        return "it ends in the middle of a value, or holds half of a surrogate pair"
+    if text.startswith("Invalid UTF-8"):
+        return "text that is no UTF-8"
+    return text.removeprefix("JSON is malformed: ")

@@ -1,0 +1,268 @@
+"""Chat Completions requests: the body's schema, and its translation into the neutral form.
+
+Source: the types of the official SDK, and what vLLM and SGLang users send beside them through `extra_body`. A field is
+carried, or listed as a loss because it has no effect on the answer, or refused by name. `null` means absent, as the
+SDK's types have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from extproc.dialects.json_body import decode, depth, descriptions, invalid, too_deep, too_long, unsupported
+from extproc.dialects.openai_chat_fields import FIELDS_OF_OTHERS, RULES, USER_LOSS
+from extproc.dialects.openai_chat_messages import Message, judge, turns_of
+from extproc.ir import ChatRequest, Loss, RequestError, Sampling
+
+
+class ChatLimits(Struct, frozen=True):
+    """Bounds on one request beside the body's size."""
+
+    messages: int = 10_000
+    choices: int = 128  # `n`
+    json_depth: int = 32  # levels of objects and arrays in what goes to the chat template
+    option_bytes: int = 262_144  # JSON text of any one field other than `messages`
+
+
+_UINT31 = 2**31 - 1
+_INT64 = 2**63
+
+_Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+_Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=_UINT31)]
+_TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=_UINT31)]
+_StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=500)]
+_Anything: TypeAlias = Annotated[Raw | UnsetType, "another value"]
+
+
+class _StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: Annotated[bool | None, "a boolean"] = None
+    include_obfuscation: Annotated[bool | None, "a boolean"] = None
+    continuous_usage_stats: Annotated[bool | None, "a boolean"] = None
+
+
+class _Body(Struct, forbid_unknown_fields=True):
+    model: Annotated[Annotated[str, Meta(min_length=1, max_length=512)], "a model's name"]
+    messages: Annotated[Annotated[list[Message], Meta(min_length=1)], "a non-empty array of messages"]
+    stream: Annotated[bool | None, "a boolean"] = None
+    stream_options: Annotated[_StreamOptions | None, "an object"] = None
+    temperature: Annotated[Annotated[float, Meta(ge=0, le=2)] | None, "a number from 0 to 2"] = None
+    top_p: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, "a number above 0 and at most 1"] = None
+    max_tokens: Annotated[_Tokens | None, "a positive integer"] = None
+    max_completion_tokens: Annotated[_Tokens | None, "a positive integer"] = None
+    n: Annotated[Annotated[int, Meta(ge=1)] | None, "a positive integer"] = None
+    stop: Annotated[
+        _StopString | Annotated[list[_StopString], Meta(max_length=4)] | None,
+        "a string or an array of up to 4 strings, each of 1 to 500 characters",
+    ] = None
+    seed: Annotated[Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)] | None, "an integer of 64 bits"] = None
+    frequency_penalty: Annotated[_Penalty | None, "a number from -2 to 2"] = None
+    presence_penalty: Annotated[_Penalty | None, "a number from -2 to 2"] = None
+    logprobs: Annotated[bool | None, "a boolean"] = None
+    top_logprobs: Annotated[Annotated[int, Meta(ge=0, le=20)] | None, "an integer from 0 to 20"] = None
+    user: Annotated[str | None, "a string"] = None
+    # Beside OpenAI's own: what vLLM and SGLang take.
+    top_k: Annotated[Annotated[int, Meta(ge=-1, le=_UINT31)] | None, "a positive integer, or 0 or -1 for none"] = None
+    min_p: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, "a number from 0 to 1"] = None
+    repetition_penalty: Annotated[Annotated[float, Meta(gt=0, le=2)] | None, "a number above 0 and at most 2"] = None
+    min_tokens: Annotated[Annotated[int, Meta(ge=0, le=_UINT31)] | None, "an integer of at least 0"] = None
+    stop_token_ids: Annotated[
+        Annotated[list[_TokenId], Meta(max_length=128)] | None, "an array of up to 128 token ids"
+    ] = None
+    ignore_eos: Annotated[bool | None, "a boolean"] = None
+    skip_special_tokens: Annotated[bool | None, "a boolean"] = None
+    include_stop_str_in_output: Annotated[bool | None, "a boolean"] = None
+    add_generation_prompt: Annotated[bool | None, "a boolean"] = None
+    continue_final_message: Annotated[bool | None, "a boolean"] = None
+    # Below: kept as text until it is known that they matter, so that nothing large is built from them.
+    logit_bias: _Anything = UNSET
+    chat_template_kwargs: _Anything = UNSET
+    metadata: _Anything = UNSET
+    store: _Anything = UNSET
+    service_tier: _Anything = UNSET
+    safety_identifier: _Anything = UNSET
+    prompt_cache_key: _Anything = UNSET
+    prompt_cache_options: _Anything = UNSET
+    prompt_cache_retention: _Anything = UNSET
+    parallel_tool_calls: _Anything = UNSET
+    verbosity: _Anything = UNSET
+    tools: _Anything = UNSET
+    tool_choice: _Anything = UNSET
+    functions: _Anything = UNSET
+    function_call: _Anything = UNSET
+    response_format: _Anything = UNSET
+    modalities: _Anything = UNSET
+    audio: _Anything = UNSET
+    prediction: _Anything = UNSET
+    reasoning_effort: _Anything = UNSET
+    web_search_options: _Anything = UNSET
+    moderation: _Anything = UNSET
+    chat_template: _Anything = UNSET
+
+
+_FIELDS = _Body.__struct_fields__
+_FIRST_RARE = _FIELDS.index("logit_bias")
+_RARE = _FIELDS[_FIRST_RARE:]
+_NOTHING_RARE = (UNSET,) * len(_RARE)
+
+_LogitBias: TypeAlias = dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]]
+_ALLOWED: Mapping[str, str] = descriptions(_Body) | {
+    "logit_bias": "an object of token ids, each with a number from -100 to 100",
+    "chat_template_kwargs": "an object",
+}
+_LOGIT_BIAS = msgspec.json.Decoder(_LogitBias)
+_KWARGS = msgspec.json.Decoder(dict[str, Any])
+_BODY = msgspec.json.Decoder(_Body)
+
+
+def parse_chat(body: bytes, limits: ChatLimits) -> ChatRequest:
+    """The request in neutral form. Raises RequestError with the field's path.
+
+    Hot: one decode of the whole body, then one pass over its messages.
+    """
+    chat = decode(_BODY, body, _ALLOWED, unknown=_unknown_field)
+    if len(chat.messages) > limits.messages:
+        raise invalid(
+            f"Too many messages: at most {limits.messages} are allowed.", "messages", "array_above_max_length"
+        )
+    losses: list[Loss] = []
+    carried: Mapping[str, Raw] = {}
+    if (values := msgspec.structs.astuple(chat)[_FIRST_RARE:]) != _NOTHING_RARE:
+        carried = _carried(values, limits, losses)
+    include_usage = _stream_options(chat, losses)
+    turns = turns_of(chat.messages, losses, limits.option_bytes)
+    continues = bool(chat.continue_final_message)
+    generates = chat.add_generation_prompt
+    if continues and generates:
+        raise invalid(
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true.",
+            "continue_final_message",
+            "invalid_value",
+        )
+    if continues and turns[-1].role != "assistant":
+        raise invalid(
+            "'continue_final_message' needs a last message of the role 'assistant'.",
+            "continue_final_message",
+            "invalid_value",
+        )
+    if chat.user is not None:
+        losses.append(Loss("user", USER_LOSS))
+    return ChatRequest(
+        model=chat.model,
+        turns=turns,
+        sampling=_sampling(chat, carried, limits),
+        stream=bool(chat.stream),
+        include_usage=include_usage,
+        template_kwargs=_template_kwargs(carried, limits),
+        add_generation_prompt=not continues if generates is None else generates,
+        continue_final_message=continues,
+        user=chat.user,
+        losses=tuple(losses),
+    )
+
+
+def _sampling(chat: _Body, carried: Mapping[str, Raw], limits: ChatLimits) -> Sampling:
+    knobs: dict[str, Any] = {}
+    for name in _SAME_NAME:
+        value = getattr(chat, name)
+        if value is not None:
+            knobs[name] = value
+    max_tokens = chat.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = chat.max_tokens
+    elif chat.max_tokens is not None and chat.max_tokens != max_tokens:
+        raise invalid(
+            "'max_tokens' and 'max_completion_tokens' differ: send only 'max_completion_tokens'.",
+            "max_tokens",
+            "invalid_value",
+        )
+    if max_tokens is not None:
+        knobs["max_tokens"] = max_tokens
+        if chat.min_tokens is not None and chat.min_tokens > max_tokens:
+            raise invalid(
+                "'min_tokens' must not exceed the maximum number of completion tokens.",
+                "min_tokens",
+                "min_tokens_exceeds_max",
+            )
+    if chat.n is not None and chat.n > limits.choices:
+        raise invalid(
+            f"Invalid value for 'n': expected an integer from 1 to {limits.choices}.", "n", "integer_above_max_value"
+        )
+    if chat.stop is not None:
+        knobs["stop"] = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop)
+    if chat.stop_token_ids:
+        knobs["stop_token_ids"] = tuple(chat.stop_token_ids)
+    if chat.include_stop_str_in_output is not None:
+        knobs["include_stop"] = chat.include_stop_str_in_output
+    if "logit_bias" in carried:
+        knobs["logit_bias"] = decode(_LOGIT_BIAS, carried["logit_bias"], _ALLOWED, root="logit_bias")
+    if chat.logprobs:
+        knobs["top_logprobs"] = chat.top_logprobs or 0
+    elif chat.top_logprobs is not None:
+        raise invalid("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs", "top_logprobs_requires_logprobs")
+    return Sampling(**knobs)
+
+
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "n",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+def _stream_options(chat: _Body, losses: list[Loss]) -> bool:
+    options = chat.stream_options
+    if options is None:
+        return False
+    if not chat.stream:
+        raise invalid("'stream_options' needs 'stream' to be true.", "stream_options", "stream_options_requires_stream")
+    if options.include_obfuscation:
+        losses.append(Loss("stream_options.include_obfuscation", "chunks are not padded"))
+    if options.continuous_usage_stats:
+        losses.append(Loss("stream_options.continuous_usage_stats", "usage comes once, in the last chunk"))
+    return bool(options.include_usage)
+
+
+def _template_kwargs(carried: Mapping[str, Raw], limits: ChatLimits) -> dict[str, Any]:
+    if "chat_template_kwargs" not in carried:
+        return {}
+    kwargs = decode(_KWARGS, carried["chat_template_kwargs"], _ALLOWED, root="chat_template_kwargs")
+    if depth(kwargs, limits.json_depth) > limits.json_depth:
+        raise too_deep("chat_template_kwargs")
+    if "chat_template" in kwargs:
+        raise unsupported(RULES["chat_template"].refusal or "", "chat_template_kwargs.chat_template")
+    return kwargs
+
+
+def _carried(values: Sequence[Raw | UnsetType], limits: ChatLimits, losses: list[Loss]) -> dict[str, Raw]:
+    """Of the rare fields' values those that go on to the engine or the template; the others are judged."""
+    carried: dict[str, Raw] = {}
+    for name, raw in zip(_RARE, values, strict=True):
+        if raw is UNSET or bytes(raw) == b"null":
+            continue
+        if (rule := RULES.get(name)) is not None:
+            judge(name, raw, rule, losses, limits.option_bytes)
+        elif len(bytes(raw)) > limits.option_bytes:
+            raise too_long(name, limits.option_bytes)
+        else:
+            carried[name] = raw
+    return carried
+
+
+def _unknown_field(name: str, path: str) -> RequestError | None:
+    """Fields of engines that this gateway has not: their users read that, not that they mistyped."""
+    if path == name and name in FIELDS_OF_OTHERS:
+        return unsupported(f"Unsupported parameter: '{name}' is not supported.", name)
+    return None
