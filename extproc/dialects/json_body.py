@@ -51,6 +51,15 @@ _BOUND_CODES = {
 _SHOWN_NAME_CHARS = 64
 
 
+class BodyLimits(Struct, frozen=True, kw_only=True):
+    """Bounds on what one request's body holds, beside its size."""
+
+    max_depth: int = 64  # levels of objects and arrays where any JSON is allowed; elsewhere the schema is the bound
+    max_messages: int = 10_000
+    max_choices: int = 128  # `n`
+    max_option_bytes: int = 262_144  # JSON text of one field of free form, such as `logit_bias`
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> RequestError:
     """An error about the request's content."""
     return RequestError(ErrorInfo(kind=ErrorKind.INVALID_REQUEST, message=message, param=param, code=code))

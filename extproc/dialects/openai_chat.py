@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from extproc.dialects.base import AnswerIdentity, Rendered
+from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat_answer import ChatStream, ChatWhole
-from extproc.dialects.openai_chat_request import ChatLimits, parse_chat
+from extproc.dialects.openai_chat_request import parse_chat
 from extproc.dialects.openai_errors import render_error
 from extproc.ir import ChatRequest, ErrorInfo
-
-__all__ = ["ChatLimits", "OpenAIChat"]
 
 
 class OpenAIChat:
     """The dialect, within given limits."""
 
-    def __init__(self, limits: ChatLimits) -> None:
+    def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
 
     def parse(self, body: bytes) -> ChatRequest:

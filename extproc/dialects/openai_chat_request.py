@@ -13,19 +13,10 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from extproc.dialects.json_body import decode, depth, descriptions, invalid, too_deep, too_long, unsupported
+from extproc.dialects.json_body import BodyLimits, decode, depth, descriptions, invalid, too_deep, too_long, unsupported
 from extproc.dialects.openai_chat_fields import FIELDS_OF_OTHERS, RULES, USER_LOSS
 from extproc.dialects.openai_chat_messages import Message, judge, turns_of
 from extproc.ir import ChatRequest, Loss, RequestError, Sampling
-
-
-class ChatLimits(Struct, frozen=True):
-    """Bounds on one request beside the body's size."""
-
-    messages: int = 10_000
-    choices: int = 128  # `n`
-    json_depth: int = 32  # levels of objects and arrays in what goes to the chat template
-    option_bytes: int = 262_144  # JSON text of any one field other than `messages`
 
 
 _UINT31 = 2**31 - 1
@@ -118,22 +109,22 @@ _KWARGS = msgspec.json.Decoder(dict[str, Any])
 _BODY = msgspec.json.Decoder(_Body)
 
 
-def parse_chat(body: bytes, limits: ChatLimits) -> ChatRequest:
+def parse_chat(body: bytes, limits: BodyLimits) -> ChatRequest:
     """The request in neutral form. Raises RequestError with the field's path.
 
     Hot: one decode of the whole body, then one pass over its messages.
     """
     chat = decode(_BODY, body, _ALLOWED, unknown=_unknown_field)
-    if len(chat.messages) > limits.messages:
+    if len(chat.messages) > limits.max_messages:
         raise invalid(
-            f"Too many messages: at most {limits.messages} are allowed.", "messages", "array_above_max_length"
+            f"Too many messages: at most {limits.max_messages} are allowed.", "messages", "array_above_max_length"
         )
     losses: list[Loss] = []
     carried: Mapping[str, Raw] = {}
     if (values := msgspec.structs.astuple(chat)[_FIRST_RARE:]) != _NOTHING_RARE:
         carried = _carried(values, limits, losses)
     include_usage = _stream_options(chat, losses)
-    turns = turns_of(chat.messages, losses, limits.option_bytes)
+    turns = turns_of(chat.messages, losses, limits.max_option_bytes)
     continues = bool(chat.continue_final_message)
     generates = chat.add_generation_prompt
     if continues and generates:
@@ -164,7 +155,7 @@ def parse_chat(body: bytes, limits: ChatLimits) -> ChatRequest:
     )
 
 
-def _sampling(chat: _Body, carried: Mapping[str, Raw], limits: ChatLimits) -> Sampling:
+def _sampling(chat: _Body, carried: Mapping[str, Raw], limits: BodyLimits) -> Sampling:
     knobs: dict[str, Any] = {}
     for name in _SAME_NAME:
         value = getattr(chat, name)
@@ -187,9 +178,11 @@ def _sampling(chat: _Body, carried: Mapping[str, Raw], limits: ChatLimits) -> Sa
                 "min_tokens",
                 "min_tokens_exceeds_max",
             )
-    if chat.n is not None and chat.n > limits.choices:
+    if chat.n is not None and chat.n > limits.max_choices:
         raise invalid(
-            f"Invalid value for 'n': expected an integer from 1 to {limits.choices}.", "n", "integer_above_max_value"
+            f"Invalid value for 'n': expected an integer from 1 to {limits.max_choices}.",
+            "n",
+            "integer_above_max_value",
         )
     if chat.stop is not None:
         knobs["stop"] = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop)
@@ -235,27 +228,27 @@ def _stream_options(chat: _Body, losses: list[Loss]) -> bool:
     return bool(options.include_usage)
 
 
-def _template_kwargs(carried: Mapping[str, Raw], limits: ChatLimits) -> dict[str, Any]:
+def _template_kwargs(carried: Mapping[str, Raw], limits: BodyLimits) -> dict[str, Any]:
     if "chat_template_kwargs" not in carried:
         return {}
     kwargs = decode(_KWARGS, carried["chat_template_kwargs"], _ALLOWED, root="chat_template_kwargs")
-    if depth(kwargs, limits.json_depth) > limits.json_depth:
+    if depth(kwargs, limits.max_depth) > limits.max_depth:
         raise too_deep("chat_template_kwargs")
     if "chat_template" in kwargs:
         raise unsupported(RULES["chat_template"].refusal or "", "chat_template_kwargs.chat_template")
     return kwargs
 
 
-def _carried(values: Sequence[Raw | UnsetType], limits: ChatLimits, losses: list[Loss]) -> dict[str, Raw]:
+def _carried(values: Sequence[Raw | UnsetType], limits: BodyLimits, losses: list[Loss]) -> dict[str, Raw]:
     """Of the rare fields' values those that go on to the engine or the template; the others are judged."""
     carried: dict[str, Raw] = {}
     for name, raw in zip(_RARE, values, strict=True):
         if raw is UNSET or bytes(raw) == b"null":
             continue
         if (rule := RULES.get(name)) is not None:
-            judge(name, raw, rule, losses, limits.option_bytes)
-        elif len(bytes(raw)) > limits.option_bytes:
-            raise too_long(name, limits.option_bytes)
+            judge(name, raw, rule, losses, limits.max_option_bytes)
+        elif len(bytes(raw)) > limits.max_option_bytes:
+            raise too_long(name, limits.max_option_bytes)
         else:
             carried[name] = raw
     return carried

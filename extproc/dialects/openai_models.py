@@ -8,27 +8,34 @@ from urllib.parse import unquote
 import msgspec
 
 from extproc.dialects.base import Rendered
-from extproc.dialects.openai_errors import JSON_TYPE, render_error
-from extproc.ir import ErrorInfo, ErrorKind, ModelCard
+from extproc.dialects.openai_errors import JSON_TYPE
+from extproc.ir import ErrorInfo, ErrorKind, ModelCard, RequestError
 
 
-def list_models(cards: Iterable[ModelCard]) -> Rendered:
-    """All models."""
-    return _answer({"object": "list", "data": [_card(card) for card in cards]})
+class OpenAIModels:
+    """The listing of a fixed set of models, rendered once."""
 
+    def __init__(self, cards: Iterable[ModelCard]) -> None:
+        listed = {card.id: _card(card) for card in cards}
+        self._list = _answer({"object": "list", "data": list(listed.values())})
+        self._each = {model: _answer(card) for model, card in listed.items()}
 
-def get_model(cards: Iterable[ModelCard], raw_id: str) -> Rendered:
-    """One model, by the rest of the path as it came: percent-encoded or not, with any number of slashes."""
-    model = unquote(raw_id)
-    for card in cards:
-        if card.id == model:
-            return _answer(_card(card))
-    return render_error(model_not_found(model, param=None))
+    def list(self) -> Rendered:
+        """All models."""
+        return self._list
 
+    def get(self, raw_id: str) -> Rendered:
+        """One model, by the rest of the path as it came: percent-encoded or not, with any number of slashes.
 
-def model_not_found(model: str, param: str | None = "model") -> ErrorInfo:
-    """The error for a model that is not served."""
-    return ErrorInfo(kind=ErrorKind.MODEL_NOT_FOUND, message=f"The model '{model[:256]}' does not exist.", param=param)
+        Raises RequestError (MODEL_NOT_FOUND).
+        """
+        model = unquote(raw_id)
+        found = self._each.get(model)
+        if found is None:
+            raise RequestError(
+                ErrorInfo(kind=ErrorKind.MODEL_NOT_FOUND, message=f"The model '{model[:256]}' does not exist.")
+            )
+        return found
 
 
 def _card(card: ModelCard) -> dict[str, object]:

@@ -7,25 +7,26 @@ at the end of a path is everything that follows, slashes included, for names of 
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeAlias
 
 from msgspec import Struct
 
-from extproc.ir import ErrorInfo, ErrorKind
+from extproc.ir import ErrorInfo, ErrorKind, RequestError
 
 
 class Operation(Enum):
     """What a client can ask for."""
 
     CHAT_COMPLETIONS = "chat_completions"
-    MODEL_LIST = "model_list"
-    MODEL_GET = "model_get"
+    LIST_MODELS = "list_models"
+    GET_MODEL = "get_model"
 
 
 class Route(Struct, frozen=True):
-    """An operation, with the id from the path as it came."""
+    """An operation, and the id from the path as it came."""
 
     operation: Operation
-    id: str = ""
+    argument: str = ""
 
 
 class Row(Struct, frozen=True):
@@ -38,46 +39,54 @@ class Row(Struct, frozen=True):
 
 ROWS = (
     Row("POST", "/v1/chat/completions", Operation.CHAT_COMPLETIONS),
-    Row("GET", "/v1/models", Operation.MODEL_LIST),
-    Row("GET", "/v1/models/", Operation.MODEL_GET),
+    Row("GET", "/v1/models", Operation.LIST_MODELS),
+    Row("GET", "/v1/models/", Operation.GET_MODEL),
 )
 
 _SHOWN_CHARS = 200
 
 
-class Routes:
-    """The table, ready for look-ups."""
+_Methods: TypeAlias = dict[str, Operation]
 
-    def __init__(self, rows: tuple[Row, ...] = ROWS) -> None:
-        self._exact: dict[str, dict[str, Operation]] = {}
-        self._prefixes: dict[str, dict[str, Operation]] = {}
-        for row in rows:
-            table = self._prefixes if row.path.endswith("/") else self._exact
-            table.setdefault(row.path, {})[row.method] = row.operation
 
-    def find(self, method: str, path: str) -> Route | ErrorInfo:
-        """The route, or the error to answer with. `path` is as in the request's `:path`, with any query.
+def _tables() -> tuple[dict[str, _Methods], dict[str, _Methods]]:
+    """Whole paths, and beginnings that an id follows."""
+    whole: dict[str, _Methods] = {}
+    beginnings: dict[str, _Methods] = {}
+    for row in ROWS:
+        table = beginnings if row.path.endswith("/") else whole
+        table.setdefault(row.path, {})[row.method] = row.operation
+    return whole, beginnings
 
-        Anything may come here: an empty path and `host:port` (CONNECT) and `*` (OPTIONS) are unknown URLs.
-        """
-        path = path.partition("?")[0]
-        rest = ""
-        methods = self._exact.get(path)
-        if methods is None:
-            for prefix, candidates in self._prefixes.items():
-                if path.startswith(prefix) and len(path) > len(prefix):
-                    methods = candidates
-                    rest = path[len(prefix) :]
-                    break
-        if methods is None:
+
+_WHOLE, _BEGINNINGS = _tables()
+
+
+def find_route(method: str, path: str) -> Route:
+    """The route of a request; `path` is its `:path`, with any query. Raises RequestError.
+
+    Anything may come here: an empty path and `host:port` (CONNECT) and `*` (OPTIONS) are unknown URLs.
+    """
+    path = path.partition("?")[0]
+    argument = ""
+    methods = _WHOLE.get(path)
+    if methods is None:
+        for beginning, candidates in _BEGINNINGS.items():
+            if path.startswith(beginning) and len(path) > len(beginning):
+                methods = candidates
+                argument = path[len(beginning) :]
+                break
+        else:
             shown = f"{method[:_SHOWN_CHARS]} {path[:_SHOWN_CHARS]}"
-            return ErrorInfo(kind=ErrorKind.NOT_FOUND, message=f"Invalid URL ({shown})")
-        operation = methods.get(method)
-        if operation is None:
-            allow = ", ".join(sorted(methods))
-            return ErrorInfo(
+            raise RequestError(ErrorInfo(kind=ErrorKind.NOT_FOUND, message=f"Invalid URL ({shown})"))
+    operation = methods.get(method)
+    if operation is None:
+        allow = ", ".join(sorted(methods))
+        raise RequestError(
+            ErrorInfo(
                 kind=ErrorKind.METHOD_NOT_ALLOWED,
                 message=f"Not allowed to {method[:_SHOWN_CHARS]} on this URL (allowed: {allow})",
                 allow=allow,
             )
-        return Route(operation, rest)
+        )
+    return Route(operation, argument)
