@@ -127,8 +127,7 @@ def _listeners(data: object, pools: list[tuple[Path, Any]]) -> Iterator[Conflict
     for pool_path, pool in pools:
         for path, worker in _worker_addresses(pool, pool_path):
             for label, other in taken:
-                same = isinstance(other, HostPort) and other.port == worker.port
-                if same and (other == worker or (other.is_wildcard and worker.is_loopback)):
+                if isinstance(other, HostPort) and _reaches(worker, other):
                     yield Conflict(
                         path, f"the worker {worker} is this gateway's own {label}: write the engine's address"
                     )
@@ -141,6 +140,12 @@ def _worker_addresses(pool: object, pool_path: Path) -> Iterator[tuple[Path, Hos
         address = _parsed(parse_worker, worker if written_short else _get(worker, "address"))
         if address is not None:
             yield (path if written_short else (*path, "address")), address
+
+
+def _reaches(worker: HostPort, listener: HostPort) -> bool:
+    if worker.port != listener.port:
+        return False
+    return worker.host == listener.host or (listener.is_wildcard and worker.is_loopback)
 
 
 def _collide(one: Address, other: Address) -> bool:

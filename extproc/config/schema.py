@@ -43,9 +43,9 @@ def _written(value: object) -> Any:
     return value
 
 
-def _text(value: object) -> str:
+def _text(value: object, such_as: str) -> str:
     if not isinstance(value, str):
-        raise ValueError("must be text")
+        raise ValueError(f"must be {such_as}")
     return value
 
 
@@ -71,7 +71,7 @@ def _resolve(path: str, info: ValidationInfo) -> str:
 def _parse_path(value: object, info: ValidationInfo) -> Path:
     if isinstance(value, Path):
         return value
-    text = _text(value)
+    text = _text(value, "a path")
     if not text or "\0" in text:
         raise ValueError("must be a path")
     return Path(_resolve(text, info))
@@ -82,15 +82,27 @@ def _parse_tokenizer(value: object, info: ValidationInfo) -> Path | Literal["wor
 
 
 def _parse_listen(value: object) -> HostPort:
-    return value if isinstance(value, HostPort) else parse_listen(_text(value))
+    return (
+        value
+        if isinstance(value, HostPort)
+        else parse_listen(_text(value, "an IP address with port, such as 127.0.0.1:8080"))
+    )
 
 
 def _parse_worker(value: object) -> HostPort:
-    return value if isinstance(value, HostPort) else parse_worker(_text(value))
+    return (
+        value
+        if isinstance(value, HostPort)
+        else parse_worker(_text(value, "an address, such as grpc://10.0.0.1:50051"))
+    )
 
 
 def _parse_socket(value: object, info: ValidationInfo) -> Address:
-    address = value if isinstance(value, HostPort | UnixPath) else parse_socket(_text(value))
+    address = (
+        value
+        if isinstance(value, HostPort | UnixPath)
+        else parse_socket(_text(value, "a socket, such as unix:/run/extproc.sock or 127.0.0.1:9002"))
+    )
     if isinstance(address, UnixPath):
         address = UnixPath(_resolve(address.path, info))
         check_unix_length(address)
@@ -100,7 +112,7 @@ def _parse_socket(value: object, info: ValidationInfo) -> Address:
 def _parse_network(value: object) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     if isinstance(value, ipaddress.IPv4Network | ipaddress.IPv6Network):
         return value
-    text = _text(value)
+    text = _text(value, "a network, such as 10.0.0.0/8")
     try:
         return ipaddress.ip_network(text)
     except ValueError:
