@@ -55,6 +55,11 @@ class Decoder(Protocol):
     completion_tokens: int
     cached_tokens: int
 
+    @property
+    def finished(self) -> bool:
+        """Every choice has ended: the engine has nothing more to say but its status."""
+        ...
+
     def feed(self, data: bytes) -> list[EngineEvent]:
         """Raises ProtocolError on bytes that are not the engine's protocol."""
         ...
@@ -73,8 +78,8 @@ class Engine(Protocol):
         """Raises RequestError where the engine cannot carry what is asked."""
         ...
 
-    def decoder(self, *, stream: bool) -> Decoder:
-        """A decoder for one answer to `generate`."""
+    def decoder(self, choices: int) -> Decoder:
+        """A decoder for one answer to `generate`, streamed or not, with so many choices."""
         ...
 
 

@@ -50,9 +50,9 @@ class VllmEngine:
         )
         return EngineRequest(GENERATE, frame(message.SerializeToString()))
 
-    def decoder(self, *, stream: bool) -> Decoder:
+    def decoder(self, choices: int) -> Decoder:
         """For the answer to one `generate`."""
-        return VllmDecoder()
+        return VllmDecoder(choices)
 
 
 def _sampling_params(sampling: Sampling) -> SamplingParams:
@@ -94,15 +94,21 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
 class VllmDecoder:
     """Decodes one answer to Generate, streamed or not."""
 
-    __slots__ = ("_deframer", "_ended", "_streamed", "cached_tokens", "completion_tokens", "prompt_tokens")
+    __slots__ = ("_choices", "_deframer", "_ended", "_streamed", "cached_tokens", "completion_tokens", "prompt_tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, choices: int) -> None:
+        self._choices = choices
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens = 0
         self._deframer = Deframer(MAX_MESSAGE_BYTES)
         self._streamed: set[int] = set()  # choices of which a chunk came
         self._ended = 0
+
+    @property
+    def finished(self) -> bool:
+        """Every choice has ended."""
+        return self._ended >= self._choices
 
     def feed(self, data: bytes) -> list[EngineEvent]:
         """Raises ProtocolError."""
@@ -159,7 +165,7 @@ class VllmDecoder:
                     code="context_length_exceeded",
                 )
             return error
-        if self._deframer.missing_bytes or not self._ended:
+        if self._deframer.missing_bytes or not self.finished:
             return ErrorInfo(
                 kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated"
             )

@@ -131,8 +131,10 @@ class Exchange:
             return self.fail()
 
     def resume(self, outcome: Outcome) -> Replies:
-        """The awaited outcome has come. Ignored when the exchange has ended meanwhile."""
+        """The awaited outcome has come. Released again when the exchange has ended meanwhile."""
         if self.state is not State.DECIDING:
+            if isinstance(outcome, Forward):
+                outcome.answer.close()
             return []
         self.pending = None
         return self._decide(outcome)

@@ -1,0 +1,165 @@
+"""An engine's gRPC answer, turned into the client's dialect while it comes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from extproc.dialects.base import ChatDialect, StreamRenderer, WholeRenderer
+from extproc.engines.base import Decoder, EngineEvent, ProtocolError
+from extproc.exchange.application import AnswerHead, Begin, Piece
+from extproc.gateway import local_reply
+from extproc.ir import ErrorInfo, ErrorKind, Usage
+from extproc.output.answer_text import AnswerText
+from extproc.routing.reservation import Reservation
+
+_log = logging.getLogger(__name__)
+
+_REMOVED = ("grpc-status", "grpc-message", "grpc-encoding", "grpc-accept-encoding", "trailer", "content-length")
+"""Headers of gRPC that mean nothing to the client."""
+
+_DEADLINE = ErrorInfo(kind=ErrorKind.TIMEOUT, message="The answer took longer than this gateway allows.")
+_INTERNAL = ErrorInfo(kind=ErrorKind.SERVER, message="An internal error broke the answer off.")
+_TRUNCATED = ErrorInfo(
+    kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated"
+)
+_ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave the request up.", code="aborted")
+
+
+class AnswerParts(Struct, frozen=True):
+    """What an answer is put together from; made when its request is dispatched."""
+
+    dialect: ChatDialect
+    reservation: Reservation
+    decoder: Decoder
+    text: AnswerText
+    stream: StreamRenderer | None  # exactly one of `stream` and `whole`
+    whole: WholeRenderer | None
+    headers: tuple[tuple[str, str], ...]  # for the client, whatever the answer will be
+
+
+class EngineAnswer:
+    """The `Answer` of a forwarded request.
+
+    The status that the client gets is known with the engine's first message or its end, so the answer begins then: an
+    engine that refuses after it sent headers still gives the right HTTP status.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_decoder",
+        "_dialect",
+        "_foreign",
+        "_headers",
+        "_reservation",
+        "_stream",
+        "_text",
+        "_whole",
+    )
+
+    def __init__(self, parts: AnswerParts) -> None:
+        self._dialect = parts.dialect
+        self._reservation = parts.reservation
+        self._decoder = parts.decoder
+        self._text = parts.text
+        self._stream = parts.stream
+        self._whole = parts.whole
+        self._headers = parts.headers
+        self._foreign: ErrorInfo | None = None
+        self._begun = False
+
+    def head(self, head: AnswerHead) -> Begin | None:
+        """Nothing can be said yet; what is not the engine's answer is told apart here."""
+        served_by = head.served_by
+        if served_by is not None and not self._reservation.served_by(served_by):
+            _log.warning("the answer came from %s, which is not a worker of the pool", served_by)
+        if head.local:
+            self._foreign = local_reply.error_of(head.status, head.headers, head.details)
+        elif head.status != 200 or not head.headers.get("content-type", "").startswith("application/grpc"):
+            self._foreign = local_reply.error_of(
+                head.status if head.status != 200 else 502, head.headers, "not_a_grpc_answer"
+            )
+        return None
+
+    def body(self, data: bytes) -> Begin | Piece | None:
+        """Engine frames, cut anywhere."""
+        if self._foreign is not None:
+            return None
+        try:
+            engine_events = self._decoder.feed(data)
+        except ProtocolError as error:
+            _log.error("worker %s broke its protocol: %s", self._reservation.worker.label, error)
+            return self._broken(
+                ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine sent an answer that cannot be read.")
+            )
+        if not engine_events:
+            return None
+        return self._events(engine_events)
+
+    def _events(self, engine_events: list[EngineEvent]) -> Begin | Piece | None:
+        self._reservation.first_token()
+        text = self._text
+        events = text.feed(engine_events)
+        if text.aborted:
+            return self._broken(_ABORTED)
+        # Our own stop string ended the last choice: the engine need not go on.
+        early = text.finished and not self._decoder.finished
+        stream = self._stream
+        if stream is None:
+            whole = self._whole
+            assert whole is not None
+            whole.events(events)
+            return self._begin(whole.content_type, whole.end(self._usage()), end=True) if early else None
+        body = stream.events(events)
+        if early:
+            body += stream.end(self._usage())
+        if self._begun:
+            return Piece(body, early) if body or early else None
+        return self._begin(stream.content_type, stream.start() + body, end=early)
+
+    def end(self, trailers: Mapping[str, str]) -> Begin | Piece | None:
+        """The engine's end, or Envoy's reply in its place."""
+        error = self._foreign or self._decoder.end(trailers)
+        if error is None and not self._text.finished:
+            error = _TRUNCATED
+        if error is not None:
+            return self._broken(error)
+        stream = self._stream
+        if stream is not None:
+            body = stream.end(self._usage())
+            return Piece(body) if self._begun else self._begin(stream.content_type, stream.start() + body)
+        whole = self._whole
+        assert whole is not None
+        return self._begin(whole.content_type, whole.end(self._usage()))
+
+    def expire(self) -> Begin | Piece:
+        """The deadline has passed."""
+        return self._broken(_DEADLINE)
+
+    def fail(self) -> Begin | Piece:
+        """An internal error, which the exchange has logged."""
+        return self._broken(_INTERNAL)
+
+    def close(self) -> None:
+        """Release the reservation."""
+        self._reservation.settle()
+
+    def _begin(self, content_type: str, body: bytes, *, end: bool = False) -> Begin:
+        self._begun = True
+        return Begin(200, (("content-type", content_type), *self._headers), _REMOVED, body, end)
+
+    def _broken(self, error: ErrorInfo) -> Begin | Piece:
+        """The answer's last words. Nothing of the upstream is waited for."""
+        stream = self._stream
+        if self._begun:
+            # An answer given whole has ended with its beginning.
+            return Piece(stream.error(error) if stream is not None else b"", end=True)
+        self._begun = True
+        rendered = self._dialect.error(error)
+        return Begin(rendered.status, (*rendered.headers, *self._headers), _REMOVED, rendered.body, end=True)
+
+    def _usage(self) -> Usage:
+        decoder = self._decoder
+        return Usage(decoder.prompt_tokens, decoder.completion_tokens, decoder.cached_tokens)

@@ -1,0 +1,50 @@
+"""Where requests come in: what all of them share."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+
+from extproc.dialects.openai_chat import OpenAIChat
+from extproc.dialects.openai_models import OpenAIModels
+from extproc.exchange.application import Request
+from extproc.gateway.backend import Backend
+from extproc.gateway.request import GatewayRequest
+from extproc.routing.pool import ModelTable
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Gateway:
+    """The `Application` of the exchanges. Immutable but for its backends' state."""
+
+    def __init__(
+        self,
+        *,
+        chat: OpenAIChat,
+        table: ModelTable,
+        backends: Mapping[str, Backend],
+        body_limit_bytes: int,
+        debug_clients: Sequence[Network],
+    ) -> None:
+        """`backends`: by the name of their pool."""
+        self.chat = chat
+        self.models = OpenAIModels(table.cards)
+        self.body_limit_bytes = body_limit_bytes
+        self._table = table
+        self._backends = backends
+        self._debug_clients = tuple(debug_clients)
+
+    def request(self) -> Request:
+        """A new request."""
+        return GatewayRequest(self)
+
+    def backend_for(self, model: str) -> Backend:
+        """Raises RequestError (MODEL_NOT_FOUND)."""
+        return self._backends[self._table.pool_for(model).name]
+
+    def may_debug(self, source: ipaddress.IPv4Address | ipaddress.IPv6Address | None) -> bool:
+        """Whether this client may see how its requests are routed."""
+        if source is None:
+            return False
+        return any(source in network for network in self._debug_clients)

@@ -1,0 +1,100 @@
+"""Makes pools ready: learns what their workers say and loads their tokenizers, beside the traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from extproc.config.schema import Pool as PoolSection
+from extproc.engines.control import ControlError, ModelInfo, connect
+from extproc.gateway.backend import Backend
+from extproc.tokens.model import ModelTokens
+from extproc.tokens.source import TokenizerError, unpack_archive
+
+_log = logging.getLogger(__name__)
+
+_CALL_TIMEOUT_S = 10.0
+_ARCHIVE_TIMEOUT_S = 60.0
+_ARCHIVE_LIMIT_BYTES = 256 << 20
+_FIRST_DELAY_S = 0.2
+_LONGEST_DELAY_S = 10.0
+
+
+class Preparation:
+    """Brings one pool to the point where its requests can be tokenized, trying until it succeeds."""
+
+    def __init__(self, section: PoolSection, backend: Backend, cache: Path, ready: Callable[[Backend], None]) -> None:
+        """`cache`: folder for tokenizers that come from workers. `ready` is called once."""
+        self._section = section
+        self._backend = backend
+        self._cache = cache
+        self._ready = ready
+
+    async def run(self) -> None:
+        """Returns when the pool is ready. What stands in the way is logged each time that it changes."""
+        delay_s = _FIRST_DELAY_S
+        told = ""
+        while True:
+            try:
+                tokens = await self._attempt()
+            except (ControlError, TokenizerError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning("pool %s is not ready: %s", self._section.name, error)
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
+            else:
+                self._backend.tokens = tokens
+                _log.info(
+                    "pool %s is ready: context of %s tokens", self._section.name, self._backend.context_tokens or "unknown"
+                )
+                self._ready(self._backend)
+                return
+
+    async def _attempt(self) -> ModelTokens:
+        section = self._section
+        source = section.tokenizer
+        if source == "worker":
+            info, path = await self._from_worker()
+            self._learn(info)
+        else:
+            path = source
+            if self._backend.context_tokens is None:
+                self._learn(await self._any_info())
+        tokens = await ModelTokens.load(path, section.chat_template)
+        if self._backend.context_tokens is None:
+            self._backend.context_tokens = tokens.context_tokens
+        return tokens
+
+    def _learn(self, info: ModelInfo | None) -> None:
+        if info is not None and info.context_tokens and self._backend.context_tokens is None:
+            self._backend.context_tokens = info.context_tokens
+
+    async def _from_worker(self) -> tuple[ModelInfo, Path]:
+        """The first worker that answers gives the tokenizer; the pool's workers all have the same."""
+        problem: Exception = ControlError(
+            "it has no workers to get a tokenizer from; set `tokenizer` of the pool to a folder"
+        )
+        for worker in self._backend.pool.workers:
+            try:
+                async with connect(worker.address) as control:
+                    info = await control.model_info(_CALL_TIMEOUT_S)
+                    archive = await control.tokenizer(_ARCHIVE_TIMEOUT_S, _ARCHIVE_LIMIT_BYTES)
+                path = await asyncio.to_thread(unpack_archive, archive.content, archive.sha256, self._cache)
+            except (ControlError, TokenizerError) as error:
+                problem = error
+            else:
+                return info, path
+        raise problem
+
+    async def _any_info(self) -> ModelInfo | None:
+        """What a worker says, where one answers: the tokenizer's folder does not need it."""
+        for worker in self._backend.pool.workers:
+            try:
+                async with connect(worker.address) as control:
+                    return await control.model_info(_CALL_TIMEOUT_S)
+            except ControlError:
+                continue
+        return None

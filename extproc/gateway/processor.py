@@ -1,0 +1,145 @@
+"""A running processor: pools, health checks, servers, from a configuration to a graceful stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import grpc.aio
+
+from extproc.config.address import HostPort
+from extproc.config.schema import Config
+from extproc.dialects.json_body import BodyLimits
+from extproc.dialects.openai_chat import OpenAIChat
+from extproc.engines.control import WorkerControl, open_channel
+from extproc.exchange.service import ExtProcService
+from extproc.gateway.addresses import resolve
+from extproc.gateway.backend import Backend
+from extproc.gateway.gateway import Gateway
+from extproc.gateway.pools import Fleet, build_fleet
+from extproc.gateway.preparation import Preparation
+from extproc.routing.health import HealthChecks
+from extproc.transport.health import Health, ServingStatus
+from extproc.transport.limits import TransportLimits
+from extproc.transport.serving import Server, TransportName, serve
+
+_log = logging.getLogger(__name__)
+
+READINESS = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
+"""Health services that say whether requests can be taken; `liveness` says only that the process lives."""
+
+LIVENESS = "liveness"
+
+
+class Processor:
+    """One processor process."""
+
+    def __init__(self, config: Config, transport: TransportName = "ngh2") -> None:
+        self._config = config
+        self._transport: TransportName = transport
+        self._health = Health()
+        self._servers: list[Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._checks: HealthChecks | None = None
+        self._exchanges: ExtProcService | None = None
+        self._not_ready: set[str] = set()
+        self.fleet: Fleet | None = None
+        self.ready = asyncio.Event()
+        """Set once every pool can take requests."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it serves, `unix:/path` or `host:port`, with real ports."""
+        return [server.address for server in self._servers]
+
+    @property
+    def open_exchanges(self) -> int:
+        """Requests under way."""
+        return self._exchanges.open_calls if self._exchanges is not None else 0
+
+    async def start(self) -> None:
+        """Serve. Pools become ready afterwards, beside the traffic. Raises AddressError, ListenError."""
+        config = self._config
+        addresses = await self._resolve_workers()
+        fleet = build_fleet(config, addresses)
+        self.fleet = fleet
+        limits = config.limits
+        gateway = Gateway(
+            chat=OpenAIChat(BodyLimits(max_depth=limits.json_depth, max_messages=limits.messages)),
+            table=fleet.table,
+            backends=fleet.backends,
+            body_limit_bytes=limits.body_bytes,
+            debug_clients=config.debug.clients,
+        )
+        exchanges = ExtProcService(gateway, deadline_s=limits.deadline_s, held_bodies_bytes=limits.held_bytes)
+        self._exchanges = exchanges
+        for name in READINESS:
+            self._health.set(name, ServingStatus.NOT_SERVING)
+        self._health.set(LIVENESS, ServingStatus.SERVING)
+        service = {**exchanges.service(), **self._health.service()}
+        transport_limits = TransportLimits(max_concurrent_streams=config.envoy.max_streams)
+        for address in config.listen.processor:
+            self._servers.append(await serve(service, str(address), self._transport, transport_limits))
+        self._start_checks(fleet)
+        self._start_preparations(fleet, Path(config.envoy.directory).parent / "tokenizers")
+        _log.info("serving on %s", ", ".join(self.addresses))
+
+    async def _resolve_workers(self) -> Mapping[HostPort, HostPort]:
+        configured = [worker.address for pool in self._config.pools for worker in pool.workers]
+        resolved = await asyncio.gather(*(resolve(address) for address in configured))
+        return dict(zip(configured, resolved, strict=True))
+
+    def _start_checks(self, fleet: Fleet) -> None:
+        health = self._config.health
+        for worker in fleet.workers:
+            self._channels[worker.address] = open_channel(worker.address)
+        timeout_s = health.timeout_s
+
+        async def check(address: str) -> bool:
+            return await WorkerControl(address, self._channels[address]).healthy(timeout_s)
+
+        self._checks = HealthChecks(
+            fleet.workers,
+            check,
+            interval_s=health.interval_s,
+            healthy_after=health.healthy_after,
+            unhealthy_after=health.unhealthy_after,
+        )
+        self._checks.start()
+
+    def _start_preparations(self, fleet: Fleet, cache: Path) -> None:
+        for section in self._config.pools:
+            self._not_ready.add(section.name)
+            preparation = Preparation(section, fleet.backends[section.name], cache, self._pool_ready)
+            self._tasks.append(asyncio.create_task(preparation.run()))
+
+    def _pool_ready(self, backend: Backend) -> None:
+        """With one pool there is something to serve; requests for the others get a 503 until they are ready."""
+        self._not_ready.discard(backend.pool.name)
+        for name in READINESS:
+            self._health.set(name, ServingStatus.SERVING)
+        if not self._not_ready:
+            self.ready.set()
+
+    async def stop(self, *, settle_s: float, grace_s: float) -> None:
+        """Graceful: not healthy any more, `settle_s` for Envoy to notice, then no new streams, then the running ones."""
+        self._health.shut_down()
+        if settle_s:
+            await asyncio.sleep(settle_s)
+        self._health.end_watches()
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._checks is not None:
+            await self._checks.stop()
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        if self._exchanges is not None:
+            self._exchanges.close()
+        if self.fleet is not None:
+            for backend in self.fleet.backends.values():
+                if backend.tokens is not None:
+                    await backend.tokens.close()
