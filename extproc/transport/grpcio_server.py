@@ -27,6 +27,10 @@ _log = logging.getLogger(__name__)
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
+_RESET_NOTICE_S = 0.002
+"""How long after an end of the request's messages it may turn out to have been a reset. On a busy loop that may take
+longer, and the handler then hears `half_close` before `closed`."""
+
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 
@@ -157,9 +161,14 @@ async def _serve_call(path: str, open_call: MethodHandler, context: Context, lim
 
 async def _read(path: str, call: _GrpcioCall, handler: CallHandler, context: Context, limits: TransportLimits) -> None:
     while not call.finished:
-        message = await context.read()
+        try:
+            message = await context.read()
+        except (grpc.RpcError, grpc.aio.BaseError):
+            return  # the call is over, which its coroutine hears by itself
         try:
             if message is EOF:
+                # grpc.aio reports a reset as this same end first, and cancels the call's coroutine a moment later.
+                await asyncio.sleep(_RESET_NOTICE_S)
                 handler.half_close()
                 return
             handler.message(message)
