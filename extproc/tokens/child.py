@@ -1,0 +1,114 @@
+"""The child processes in which the library `tokenizers` runs, started by `remote`.
+
+`inspect FILE`: inspects the tokenizer, writes one msgpack value to standard output and ends.
+
+`serve FILE DIGEST`: encodes texts until standard input ends, so that it never outlives its parent.
+ request: id (u64), length (u32), UTF-8 text. reply: id (u64), status (u8: 0 ids, 1 error), length (u32), then ids as
+ uint32 or an error's text. All little-endian. The first reply has id 0 and says that the tokenizer is loaded.
+ Replies come in the order in which they are ready.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import struct
+import sys
+import threading
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+REQUEST = struct.Struct("<QI")
+REPLY = struct.Struct("<QBI")
+OK, FAILED = 0, 1
+_THREADS = 2
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point; `arguments` as in the module's text."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a text; the pool below gives the parallelism
+    # Replies have a descriptor of their own, so that nothing which a library prints can be taken for one.
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    if arguments[0] == "inspect":
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        from extproc.tokens.inspection import inspect_tokenizer
+
+        replies.write(msgspec.msgpack.encode(inspect_tokenizer(Path(arguments[1]))))
+        replies.flush()
+    else:
+        _Server(replies.fileno()).run(Path(arguments[1]), arguments[2])
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+class _Server:
+    def __init__(self, replies: int) -> None:
+        self._replies = replies
+        self._lock = threading.Lock()
+
+    def run(self, path: Path, digest: str) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            raw = path.read_bytes()
+            if hashlib.sha256(raw).hexdigest() != digest:
+                raise ValueError(f"{path} was changed after it was loaded; restart to use the new file")
+            self._tokenizer = Tokenizer.from_str(raw.decode())
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+        except BaseException as error:  # a panic of the library is no Exception
+            self._reply(0, FAILED, str(error).encode())
+            return
+        self._reply(0, OK, b"")
+        pool = ThreadPoolExecutor(_THREADS)
+        while header := _read(REQUEST.size):
+            request_id, length = REQUEST.unpack(header)
+            pool.submit(self._encode, request_id, _read(length))
+        # Not waiting for the pool: nobody is left to read what it still encodes.
+        os._exit(0)
+
+    def _encode(self, request_id: int, text: bytes) -> None:
+        try:
+            # The batch call releases the interpreter lock, the single one does not.
+            (encoding,) = self._tokenizer.encode_batch_fast([text.decode()], add_special_tokens=False)
+            ids = array("I", encoding.ids)
+            if sys.byteorder == "big":
+                ids.byteswap()
+            status, payload = OK, ids.tobytes()
+        except BaseException as error:  # a panic of the library is no Exception
+            status, payload = FAILED, f"{type(error).__name__}: {error}".encode()
+        self._reply(request_id, status, payload)
+
+    def _reply(self, request_id: int, status: int, payload: bytes) -> None:
+        data = memoryview(REPLY.pack(request_id, status, len(payload)) + payload)
+        with self._lock:
+            while data:
+                try:
+                    data = data[os.write(self._replies, data) :]
+                except BrokenPipeError:
+                    os._exit(0)
+
+
+def _read(length: int) -> bytes:
+    """Exactly so many bytes of standard input, or none at its end."""
+    data = bytearray()
+    while len(data) < length:
+        piece = os.read(0, length - len(data))
+        if not piece:
+            return b""
+        data += piece
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
