@@ -1,0 +1,143 @@
+"""Clusters: the processor, and one for each pool with its workers as endpoints.
+
+Inside a pool Envoy goes to the worker that the processor names (`override_host`), and on a retry to the next one of its
+list; a worker that is no endpoint of the cluster is passed over, so the endpoint files must name every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envoy_data_plane.envoy.config.cluster import v3 as cluster
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
+from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request import v3 as least_request
+from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
+from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
+from envoy_data_plane.envoy.type import v3 as http_type
+from envoy_data_plane.envoy.type.metadata import v3 as metadata
+from envoy_data_plane.google.protobuf import Any
+
+from extproc.config.address import Address, HostPort
+from extproc.config.schema import Envoy
+from extproc.envoyconfig import names
+from extproc.envoyconfig.typed import address, extension, seconds, watched
+
+_PROCESSOR_CONNECT_S = 1.0
+_PROCESSOR_CHECK_S = 1.0
+_PROCESSOR_BUFFER_BYTES = 32 << 20
+_MIN_RETRIES = 10  # of a pool that run at a time, however few requests there are
+_KEEPALIVE = core.TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
+
+
+def build_processor(addresses: Sequence[Address], envoy: Envoy) -> cluster.Cluster:
+    """The processor's sockets. Each request in flight is a stream on one of them.
+
+    Health checks are needed for more than balance: without them a dead processor's sockets stay in use.
+    """
+    return cluster.Cluster(
+        name=names.PROCESSOR_CLUSTER,
+        type=cluster.ClusterDiscoveryType.STATIC,
+        lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,
+        connect_timeout=seconds(_PROCESSOR_CONNECT_S),
+        per_connection_buffer_limit_bytes=_PROCESSOR_BUFFER_BYTES,
+        circuit_breakers=_ceiling(envoy.max_requests),
+        common_lb_config=cluster.ClusterCommonLbConfig(healthy_panic_threshold=http_type.Percent(value=0.0)),
+        health_checks=[
+            core.HealthCheck(
+                timeout=seconds(_PROCESSOR_CHECK_S),
+                interval=seconds(_PROCESSOR_CHECK_S),
+                # Envoy waits a minute between checks of a cluster that has served nothing yet.
+                no_traffic_interval=seconds(_PROCESSOR_CHECK_S),
+                unhealthy_threshold=2,
+                healthy_threshold=1,
+                grpc_health_check=core.HealthCheckGrpcHealthCheck(service_name=names.EXT_PROC_SERVICE),
+            )
+        ],
+        typed_extension_protocol_options=_http2(envoy.max_streams),
+        load_assignment=_assignment(names.PROCESSOR_CLUSTER, addresses),
+    )
+
+
+def build_pool(pool: str, endpoints_file: str, endpoints_directory: str, envoy: Envoy) -> cluster.Cluster:
+    """A pool of gRPC engines. Its endpoints come from a file that is replaced by rename."""
+    return cluster.Cluster(
+        name=pool,
+        type=cluster.ClusterDiscoveryType.EDS,
+        eds_cluster_config=cluster.ClusterEdsClusterConfig(
+            service_name=pool, eds_config=watched(endpoints_file, endpoints_directory)
+        ),
+        connect_timeout=seconds(envoy.connect_timeout_s),
+        circuit_breakers=_ceiling(
+            envoy.max_requests,
+            cluster.CircuitBreakersThresholdsRetryBudget(
+                budget_percent=http_type.Percent(value=envoy.retry_budget_percent), min_retry_concurrency=_MIN_RETRIES
+            ),
+        ),
+        # TCP's, as gRPC servers take frequent HTTP/2 pings for an attack.
+        upstream_connection_options=cluster.UpstreamConnectionOptions(tcp_keepalive=_KEEPALIVE),
+        typed_extension_protocol_options=_http2(envoy.max_streams),
+        load_balancing_policy=_named_host(),
+    )
+
+
+def build_endpoints(pool: str, workers: Sequence[HostPort]) -> endpoint.ClusterLoadAssignment:
+    """A pool's workers, which must be IP addresses, in a fixed order: equal sets give equal files."""
+    names_left = [str(worker) for worker in workers if not worker.is_ip]
+    if names_left:
+        raise ValueError(f"Envoy takes only IP addresses as endpoints: look up {', '.join(names_left)} first")
+    return _assignment(pool, sorted(workers))
+
+
+def _named_host() -> cluster.LoadBalancingPolicy:
+    def only(
+        name: str, message: override_host.OverrideHost | least_request.LeastRequest
+    ) -> cluster.LoadBalancingPolicy:
+        policy = cluster.LoadBalancingPolicyPolicy(typed_extension_config=extension(name, message))
+        return cluster.LoadBalancingPolicy(policies=[policy])
+
+    source = override_host.OverrideHostOverrideHostSource(
+        metadata=metadata.MetadataKey(
+            key=names.DESTINATION_NAMESPACE,
+            path=[metadata.MetadataKeyPathSegment(key=names.DESTINATION_HEADER)],
+        )
+    )
+    return only(
+        "envoy.load_balancing_policies.override_host",
+        override_host.OverrideHost(
+            override_host_sources=[source],
+            fallback_policy=only("envoy.load_balancing_policies.least_request", least_request.LeastRequest()),
+        ),
+    )
+
+
+def _ceiling(
+    requests: int, retry_budget: cluster.CircuitBreakersThresholdsRetryBudget | None = None
+) -> cluster.CircuitBreakers:
+    """Envoy's own ceiling, 1,024, is too low where each request lasts as long as its answer is generated."""
+    return cluster.CircuitBreakers(
+        thresholds=[
+            cluster.CircuitBreakersThresholds(
+                max_connections=requests,
+                max_pending_requests=requests,
+                max_requests=requests,
+                retry_budget=retry_budget,
+            )
+        ]
+    )
+
+
+def _http2(max_streams: int) -> dict[str, Any]:
+    options = upstreams.HttpProtocolOptions(
+        explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
+            http2_protocol_options=core.Http2ProtocolOptions(max_concurrent_streams=max_streams)
+        )
+    )
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(options)}
+
+
+def _assignment(name: str, addresses: Sequence[Address]) -> endpoint.ClusterLoadAssignment:
+    hosts = [endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=address(each))) for each in addresses]
+    return endpoint.ClusterLoadAssignment(
+        cluster_name=name, endpoints=[endpoint.LocalityLbEndpoints(lb_endpoints=hosts)] if hosts else []
+    )

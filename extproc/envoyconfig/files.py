@@ -1,0 +1,149 @@
+"""Builds the files that Envoy reads, and puts them into its folder.
+
+    DIRECTORY/bootstrap.yaml      the listener, the processor's cluster, where the rest is; read once
+    DIRECTORY/cds.yaml            a cluster for each pool; watched
+    DIRECTORY/eds/POOL.yaml       the pool's workers; watched
+
+Envoy notices a file only when it appears by rename in the watched folder, and then it needs half a second. It refuses
+clusters whose endpoint file is missing, so endpoints are written first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import yaml
+from betterproto2 import Casing, Message
+from envoy_data_plane.envoy.config.bootstrap import v3 as bootstrap
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.config.overload import v3 as overload
+from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections import v3 as connections
+from envoy_data_plane.envoy.service.discovery import v3 as discovery
+from envoy_data_plane.google.protobuf import Any
+
+from extproc.config.address import Address, HostPort
+from extproc.config.schema import Config, Pool
+from extproc.envoyconfig.clusters import build_endpoints, build_pool, build_processor
+from extproc.envoyconfig.listener import build_listener
+from extproc.envoyconfig.typed import address, watched
+
+BOOTSTRAP = "bootstrap.yaml"
+CLUSTERS = "cds.yaml"
+ENDPOINTS = "eds"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyFiles:
+    """Contents by file name, relative to the folder, in the order in which they must be written."""
+
+    contents: Mapping[str, str]
+
+
+def build(config: Config, processor_addresses: Sequence[Address] | None = None) -> EnvoyFiles:
+    """All files of one configuration, which Envoy will look for in `config.envoy.directory`.
+
+    `processor_addresses` says where Envoy reaches the processor if that is not where it listens. Workers must be IP
+    addresses (`extproc.config.resolve`); raises ValueError for others.
+    """
+    sockets = config.listen.processor if processor_addresses is None else processor_addresses
+    contents = {endpoints_file(pool.name): render_endpoints(pool.name, _addresses(pool)) for pool in config.pools}
+    contents[CLUSTERS] = _render(_clusters(config))
+    contents[BOOTSTRAP] = _render(_bootstrap(config, [_reachable(socket) for socket in sockets]))
+    return EnvoyFiles(contents)
+
+
+def write(files: EnvoyFiles, directory: Path) -> list[Path]:
+    """Put all files into `directory`, made if missing, and take away the endpoints of pools that are gone.
+
+    A file whose content is the same is not touched. Returns what was written. Raises OSError.
+    """
+    written = [directory / name for name, content in files.contents.items() if _replace(directory / name, content)]
+    for left in (directory / ENDPOINTS).glob("*.yaml"):
+        if f"{ENDPOINTS}/{left.name}" not in files.contents:
+            left.unlink(missing_ok=True)
+    return written
+
+
+def write_endpoints(directory: Path, pool: str, workers: Sequence[HostPort]) -> bool:
+    """Put a pool's workers into its file. False if they are there already. Raises OSError."""
+    return _replace(directory / endpoints_file(pool), render_endpoints(pool, workers))
+
+
+def endpoints_file(pool: str) -> str:
+    """The name of a pool's endpoint file, relative to the folder."""
+    return f"{ENDPOINTS}/{pool}.yaml"
+
+
+def render_endpoints(pool: str, workers: Sequence[HostPort]) -> str:
+    """The content of a pool's endpoint file: the same for the same workers in any order."""
+    return _render(_resources([build_endpoints(pool, workers)]))
+
+
+def _addresses(pool: Pool) -> list[HostPort]:
+    return [worker.address for worker in pool.workers]
+
+
+def _clusters(config: Config) -> discovery.DiscoveryResponse:
+    folder = PurePosixPath(config.envoy.directory)
+    return _resources(
+        [
+            build_pool(pool.name, str(folder / endpoints_file(pool.name)), str(folder / ENDPOINTS), config.envoy)
+            for pool in config.pools
+        ]
+    )
+
+
+def _bootstrap(config: Config, processor_addresses: Sequence[Address]) -> bootstrap.Bootstrap:
+    folder = PurePosixPath(config.envoy.directory)
+    ceiling = connections.DownstreamConnectionsConfig(max_active_downstream_connections=config.envoy.max_connections)
+    return bootstrap.Bootstrap(
+        # Resources from files need a node.
+        node=core.Node(id=config.envoy.node_id, cluster=config.envoy.node_cluster),
+        admin=bootstrap.Admin(address=address(config.listen.admin), ignore_global_conn_limit=True),
+        static_resources=bootstrap.BootstrapStaticResources(
+            listeners=[build_listener(config)], clusters=[build_processor(processor_addresses, config.envoy)]
+        ),
+        dynamic_resources=bootstrap.BootstrapDynamicResources(cds_config=watched(str(folder / CLUSTERS), str(folder))),
+        overload_manager=overload.OverloadManager(
+            resource_monitors=[
+                overload.ResourceMonitor(
+                    name="envoy.resource_monitors.global_downstream_max_connections", typed_config=Any.pack(ceiling)
+                )
+            ]
+        ),
+    )
+
+
+def _resources(messages: Sequence[Message]) -> discovery.DiscoveryResponse:
+    return discovery.DiscoveryResponse(resources=[Any.pack(message) for message in messages])
+
+
+def _reachable(socket: Address) -> Address:
+    """Where to connect to what listens at `socket`."""
+    if isinstance(socket, HostPort) and socket.is_wildcard:
+        return HostPort("::1" if ":" in socket.host else "127.0.0.1", socket.port)
+    return socket
+
+
+def _render(message: Message) -> str:
+    plain = message.to_dict(casing=Casing.SNAKE)
+    return yaml.dump(plain, Dumper=yaml.SafeDumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+def _replace(file: Path, content: str) -> bool:
+    """Put `content` in place of `file` in one step, so that nobody ever reads half of it."""
+    with contextlib.suppress(FileNotFoundError):
+        if file.read_bytes() == content.encode():
+            return False
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_text(content, encoding="utf-8")
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
+    return True

@@ -1,0 +1,182 @@
+"""The listener: one HTTP connection manager with one ext_proc filter, and routes by pool.
+
+One ext_proc filter, full duplex both ways, because two in a chain lose bodies on older Envoys, and because only this
+mode lets the header reply wait for the body. Routes name no pool: a request goes to the cluster that the processor
+writes into a header, so a new pool needs no new listener.
+"""
+
+from __future__ import annotations
+
+from envoy_data_plane.envoy.config.accesslog import v3 as accesslog
+from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.config.listener import v3 as listener
+from envoy_data_plane.envoy.config.route import v3 as route
+from envoy_data_plane.envoy.extensions.access_loggers.stream import v3 as stream_log
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
+from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
+from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import v3 as early
+from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
+from envoy_data_plane.envoy.type import v3 as http_type
+from envoy_data_plane.google.protobuf import Any, Struct
+
+from extproc.config.schema import Config, Envoy, Tls
+from extproc.envoyconfig import names
+from extproc.envoyconfig.typed import NEVER, address, extension, seconds
+
+LISTENER = "clients"
+
+_RETRY_ON = "connect-failure,refused-stream,reset,unavailable,resource-exhausted"
+_STREAM_WINDOW_BYTES = 1 << 20
+_CONNECTION_WINDOW_BYTES = 16 << 20
+_BUFFER_BYTES = 1 << 20
+_REQUEST_HEADERS_TIMEOUT_S = 60.0  # a slow sender of headers holds a connection no longer
+_IDLE_CONNECTION_S = 3600.0
+
+_ACCESS_LOG = {
+    "id": "%REQ(x-request-id)%",
+    "start": "%START_TIME%",
+    "method": "%REQ(:method)%",
+    "path": "%REQ(x-envoy-original-path?:path)%",
+    "status": "%RESPONSE_CODE%",
+    "details": "%RESPONSE_CODE_DETAILS%",
+    "flags": "%RESPONSE_FLAGS%",
+    "pool": f"%REQ({names.POOL_HEADER})%",
+    "worker": "%UPSTREAM_HOST%",
+    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "received_bytes": "%BYTES_RECEIVED%",
+    "sent_bytes": "%BYTES_SENT%",
+    "duration_ms": "%DURATION%",
+    "client": "%DOWNSTREAM_REMOTE_ADDRESS%",
+    "processor": "%FILTER_STATE(envoy.filters.http.ext_proc:TYPED)%",
+}
+
+
+def build_listener(config: Config) -> listener.Listener:
+    """Where clients connect."""
+    manager = listener.Filter(
+        name="envoy.filters.network.http_connection_manager", typed_config=Any.pack(_connection_manager(config))
+    )
+    return listener.Listener(
+        name=LISTENER,
+        address=address(config.listen.http),
+        per_connection_buffer_limit_bytes=_BUFFER_BYTES,
+        filter_chains=[
+            listener.FilterChain(
+                filters=[manager],
+                transport_socket=_tls(config.listen.tls) if config.listen.tls else None,
+            )
+        ],
+    )
+
+
+def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
+    envoy = config.envoy
+    return hcm.HttpConnectionManager(
+        stat_prefix=LISTENER,
+        use_remote_address=True,
+        # No client is internal, so nobody's x-envoy-* headers (retries, time-outs) are obeyed.
+        internal_address_config=hcm.HttpConnectionManagerInternalAddressConfig(),
+        normalize_path=True,
+        always_set_request_id_in_response=True,
+        max_request_headers_kb=envoy.request_header_kib,
+        request_headers_timeout=seconds(_REQUEST_HEADERS_TIMEOUT_S),
+        # A prompt may take minutes to its first token; the processor's deadline ends an exchange.
+        stream_idle_timeout=NEVER,
+        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=seconds(_IDLE_CONNECTION_S)),
+        http2_protocol_options=core.Http2ProtocolOptions(
+            max_concurrent_streams=envoy.max_streams,
+            initial_stream_window_size=_STREAM_WINDOW_BYTES,
+            initial_connection_window_size=_CONNECTION_WINDOW_BYTES,
+        ),
+        early_header_mutation_extensions=[_strip_control_headers(allow_debug=bool(config.debug.clients))],
+        access_log=[_access_log()] if envoy.access_log else [],
+        http_filters=[
+            hcm.HttpFilter(name="envoy.filters.http.ext_proc", typed_config=Any.pack(_ext_proc(config))),
+            hcm.HttpFilter(name="envoy.filters.http.router", typed_config=Any.pack(router.Router())),
+        ],
+        route_config=_routes(envoy),
+    )
+
+
+def _strip_control_headers(*, allow_debug: bool) -> core.TypedExtensionConfig:
+    """Before anything else sees the request: a client must never choose the pool or the worker."""
+    stripped = names.STRIPPED_HEADERS if allow_debug else (*names.STRIPPED_HEADERS, names.DEBUG_HEADER)
+    return extension(
+        "envoy.http.early_header_mutation.header_mutation",
+        early.HeaderMutation(mutations=[mutation.HeaderMutation(remove=name) for name in stripped]),
+    )
+
+
+def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
+    send = ext_proc.ProcessingModeHeaderSendMode.SEND
+    duplex = ext_proc.ProcessingModeBodySendMode.FULL_DUPLEX_STREAMED
+    return ext_proc.ExternalProcessor(
+        grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=names.PROCESSOR_CLUSTER)),
+        failure_mode_allow=False,
+        status_on_error=http_type.HttpStatus(code=http_type.StatusCode.ServiceUnavailable),
+        processing_mode=ext_proc.ProcessingMode(
+            request_header_mode=send,
+            request_body_mode=duplex,
+            request_trailer_mode=send,
+            response_header_mode=send,
+            response_body_mode=duplex,
+            response_trailer_mode=send,
+        ),
+        request_attributes=[names.CLIENT_ADDRESS_ATTRIBUTE] if config.debug.clients else [],
+        response_attributes=list(names.RESPONSE_ATTRIBUTES),
+        mutation_rules=mutation.HeaderMutationRules(allow_all_routing=True),
+        metadata_options=ext_proc.MetadataOptions(
+            forwarding_namespaces=ext_proc.MetadataOptionsMetadataNamespaces(
+                untyped=[names.DESTINATION_NAMESPACE, names.SUBSET_NAMESPACE]
+            ),
+            receiving_namespaces=ext_proc.MetadataOptionsMetadataNamespaces(untyped=[names.DESTINATION_NAMESPACE]),
+        ),
+    )
+
+
+def _routes(envoy: Envoy) -> route.RouteConfiguration:
+    to_pool = route.Route(
+        name="pool",
+        match=route.RouteMatch(prefix="/", headers=[route.HeaderMatcher(name=names.POOL_HEADER, present_match=True)]),
+        request_body_buffer_limit=envoy.retry_body_bytes,
+        route=route.RouteAction(
+            cluster_header=names.POOL_HEADER,
+            timeout=NEVER,
+            idle_timeout=NEVER,
+            retry_policy=route.RetryPolicy(retry_on=_RETRY_ON, num_retries=envoy.retries) if envoy.retries else None,
+        ),
+    )
+    # Every request needs a route when its headers arrive; the processor answers it or picks a pool.
+    no_pool = route.Route(
+        name="no-pool",
+        match=route.RouteMatch(prefix="/"),
+        direct_response=route.DirectResponseAction(status=404),
+    )
+    return route.RouteConfiguration(
+        name=LISTENER,
+        virtual_hosts=[route.VirtualHost(name=LISTENER, domains=["*"], routes=[to_pool, no_pool])],
+    )
+
+
+def _access_log() -> accesslog.AccessLog:
+    return accesslog.AccessLog(
+        name="envoy.access_loggers.stdout",
+        typed_config=Any.pack(
+            stream_log.StdoutAccessLog(
+                log_format=core.SubstitutionFormatString(json_format=Struct.from_dict(_ACCESS_LOG))
+            )
+        ),
+    )
+
+
+def _tls(files: Tls) -> core.TransportSocket:
+    certificate = tls.TlsCertificate(
+        certificate_chain=core.DataSource(filename=str(files.certificate)),
+        private_key=core.DataSource(filename=str(files.key)),
+    )
+    context = tls.DownstreamTlsContext(
+        common_tls_context=tls.CommonTlsContext(tls_certificates=[certificate], alpn_protocols=["h2", "http/1.1"])
+    )
+    return core.TransportSocket(name="envoy.transport_sockets.tls", typed_config=Any.pack(context))
