@@ -19,6 +19,7 @@ class Ngh2Call:
     __slots__ = (
         "_headers",
         "_on_queued",
+        "aborted",
         "awaits_flush",
         "deframer",
         "details",
@@ -47,6 +48,7 @@ class Ngh2Call:
         self.started = False  # response headers were given to ngh2
         self.peer_ended = False  # the client sends no more
         self.finished = False  # nothing more may be sent: finish() was called, or the stream is gone
+        self.aborted = False  # ends with a reset instead of a status
         self.gone = False  # the connection has forgotten the stream
         self.status = 0
         self.details = ""
@@ -77,3 +79,9 @@ class Ngh2Call:
         if not self.awaits_flush:
             self.awaits_flush = True
             self._on_queued(self)
+
+    def reset(self) -> None:
+        """End the call as a crash would, without a status; what is still queued may be lost. For simulated faults."""
+        if not self.finished:
+            self.aborted = True
+            self.finish()

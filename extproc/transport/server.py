@@ -68,6 +68,13 @@ class Ngh2Server:
                 connection.terminate()
         await self._wait_all_lost()
 
+    def abort(self) -> None:
+        """Close the listener and cut every connection, as a crash would. `stop` afterwards waits for the rest."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.abort()
+
     async def _wait_all_lost(self) -> None:
         while self._connections:
             self._all_lost.clear()

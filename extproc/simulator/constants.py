@@ -1,0 +1,35 @@
+"""What a simulated engine costs and holds unless its specification says otherwise. One place, so that no figure of a
+benchmark depends on a number hidden elsewhere."""
+
+PREFILL_TOKENS_PER_S = 8_000.0
+"""Prompt tokens computed per second: the order of an 8B model on one data-centre GPU."""
+
+DECODE_STEP_S = 0.02
+"""Time of one decode step, in which every running sequence gains one token."""
+
+BLOCK_TOKENS = 16
+"""Tokens of one KV-cache block: vLLM's default on GPUs (128 on CPUs)."""
+
+KV_CACHE_TOKENS = 262_144
+"""Tokens that the KV cache holds."""
+
+MAX_RUNNING_SEQUENCES = 256
+"""Sequences decoded at once (vLLM's max_num_seqs); further requests wait."""
+
+CONTEXT_TOKENS = 4_096
+"""Context where neither the specification nor config.json names one."""
+
+ANSWER_TOKENS = 128
+"""Length of generated natural text."""
+
+MAX_LOGPROBS = 20
+"""Most alternatives per token (vLLM's max_logprobs)."""
+
+RECORDED_REQUESTS = 64
+"""Requests kept for tests to look at."""
+
+TOKENIZER_CHUNK_BYTES = 64 * 1024
+"""Piece of the tokenizer's archive in one message of GetTokenizer."""
+
+RATE_WINDOW_S = 1.0
+"""Generated tokens per second are counted over at least this long."""

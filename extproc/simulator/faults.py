@@ -1,0 +1,48 @@
+"""What a simulated engine can be told to do wrong. Plain data; `generate` and `engine` act on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Break(Enum):
+    """How an answer goes wrong in the middle."""
+
+    ERROR = "error"
+    """Ends with `status` and `details`."""
+    STALL = "stall"
+    """No further message; the stream stays open until the client leaves."""
+    RESET = "reset"
+    """RST_STREAM, without a status."""
+    DIE = "die"
+    """The engine closes its listener and every connection, as a killed process does."""
+    GARBAGE = "garbage"
+    """One message that is no GenerateResponse, then the answer goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """The default does everything right. Applies to Generate calls that start after it was set."""
+
+    refuse_status: int = field(default=0, metadata={"help": "gRPC status that answers every Generate; 0 = serve it"})
+    break_kind: Break | None = field(default=None, metadata={"help": "how answers go wrong after break_after messages"})
+    break_after: int = field(default=0, metadata={"help": "messages that a stream carries before it breaks"})
+    status: int = field(default=13, metadata={"help": "gRPC status of the break `error`"})
+    details: str = field(default="injected fault", metadata={"help": "text beside the statuses above"})
+    times: int | None = field(
+        default=None, metadata={"help": "how many Generate calls are refused or broken before all is well again"}
+    )
+    ignore_stop_strings: bool = field(default=False, metadata={"help": "generate on over stop strings"})
+    finish_reason: str = field(default="", metadata={"help": "sent instead of the true finish reason"})
+    unhealthy: bool = field(default=False, metadata={"help": "both health services say so; Generate is still served"})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.refuse_status <= 16:
+            raise ValueError(f"refuse_status: {self.refuse_status} is no gRPC status (0 to 16)")
+        if not 1 <= self.status <= 16:
+            raise ValueError(f"status: {self.status} is no gRPC error status (1 to 16)")
+        if self.break_after < 0:
+            raise ValueError(f"break_after must not be negative, got {self.break_after}")
+        if self.times is not None and self.times < 1:
+            raise ValueError(f"times must be at least 1, got {self.times}")

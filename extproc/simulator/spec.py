@@ -1,0 +1,90 @@
+"""What one simulated engine is, as plain data. The command line's options are made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from extproc.simulator import constants
+from extproc.simulator.faults import Faults
+
+OWN_MODEL = Path(__file__).parent / "model"
+"""A small tokenizer with ChatML markers that comes with the package, so that nothing has to be downloaded."""
+
+
+class Answers(StrEnum):
+    """What an engine says."""
+
+    ECHO = "echo"
+    """The last turn of the prompt."""
+    NATURAL = "natural"
+    """Made-up sentences of `answer_tokens` tokens, some of their characters split over tokens."""
+    SCRIPT = "script"
+    """`texts`, one after the other, from the beginning again after the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One engine. `help` of a field is the text of its command-line option."""
+
+    listen: str = field(
+        default="127.0.0.1:0", metadata={"help": "host:port (port 0 = any free one) or unix:/path to serve on"}
+    )
+    model: str = field(default="simulated", metadata={"help": "the served model's name"})
+    tokenizer: Path = field(
+        default=OWN_MODEL,
+        metadata={"help": "folder with tokenizer.json; config.json and generation_config.json are read if present"},
+    )
+    context_tokens: int = field(
+        default=0, metadata={"help": "longest prompt and answer together; 0 = config.json's max_position_embeddings"}
+    )
+    block_tokens: int = field(default=constants.BLOCK_TOKENS, metadata={"help": "tokens of one KV-cache block"})
+    kv_cache_tokens: int = field(
+        default=constants.KV_CACHE_TOKENS, metadata={"help": "tokens that the KV cache holds; 0 = nothing is reused"}
+    )
+    max_running: int = field(
+        default=constants.MAX_RUNNING_SEQUENCES, metadata={"help": "sequences decoded at once; further ones wait"}
+    )
+    prefill_tokens_per_s: float = field(
+        default=constants.PREFILL_TOKENS_PER_S,
+        metadata={"help": "uncached prompt tokens computed per second; 0 = prefill takes no time"},
+    )
+    decode_step_s: float = field(
+        default=constants.DECODE_STEP_S,
+        metadata={"help": "seconds per generated token; 0 = the whole answer leaves at once"},
+    )
+    tokens_per_chunk: int = field(
+        default=1, metadata={"help": "tokens of one streamed message after the first, which has one (stream-interval)"}
+    )
+    answers: Answers = field(
+        default=Answers.ECHO,
+        metadata={"help": "`echo` the last turn, made-up `natural` text, or the texts of a `script`"},
+    )
+    texts: tuple[str, ...] = field(default=(), metadata={"help": "the texts of the script"})
+    answer_tokens: int = field(default=constants.ANSWER_TOKENS, metadata={"help": "length of natural text in tokens"})
+    seed: int = field(default=0, metadata={"help": "start of the engine's own random numbers"})
+    start_delay_s: float = field(default=0.0, metadata={"help": "seconds before a started engine says that it serves"})
+    faults: Faults = field(default=Faults(), metadata={"help": "what it does wrong from the start"})
+    recorded_requests: int = field(
+        default=constants.RECORDED_REQUESTS, metadata={"help": "how many of the last requests are kept to look at"}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("block_tokens", "max_running", "tokens_per_chunk", "answer_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in (
+            "context_tokens",
+            "kv_cache_tokens",
+            "prefill_tokens_per_s",
+            "decode_step_s",
+            "start_delay_s",
+            "recorded_requests",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.answers is Answers.SCRIPT and not self.texts:
+            raise ValueError("answers=script needs texts")
+        if 0 < self.kv_cache_tokens < self.block_tokens:
+            raise ValueError(f"kv_cache_tokens must be 0 or at least one block of {self.block_tokens} tokens")
