@@ -135,16 +135,16 @@ class _TextDetokenizer:
         size = len(pieces)
         for at in ids:
             piece = pieces[at] if at < size else b""
-            if piece.__class__ is str:
+            if isinstance(piece, str):
                 if run:
                     out.append(self._close_run())
                 if self._at_start:
                     self._at_start = False
                     piece = self._table.first.get(at, piece)
                 out.append(piece)
-            elif piece:
-                run += piece  # type: ignore[arg-type]
-        text = "".join(out)  # type: ignore[arg-type]
+            else:
+                run += piece
+        text = "".join(out)
         return self._strip(text) if self._strip_left else text
 
     def finish(self) -> str:

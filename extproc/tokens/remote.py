@@ -40,7 +40,7 @@ async def run_inspection(path: Path) -> Inspection:
         await _end(process)
     if code != 0 or not answer:
         raise TokenizerError(f"the process that inspects {path} ended with status {code}")
-    result = await asyncio.to_thread(msgspec.msgpack.decode, answer, type=Inspection | Failure)
+    result: Inspection | Failure = await asyncio.to_thread(msgspec.msgpack.decode, answer, type=Inspection | Failure)
     if isinstance(result, Failure):
         raise TokenizerError(result.message)
     return result
@@ -147,7 +147,8 @@ class _Child:
         if self.gone:
             raise _ChildGoneError
         self._last_id = request_id = self._last_id + 1
-        answer = self._waiting[request_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = answer
         stdin = self.process.stdin
         assert stdin is not None
         try:

@@ -67,7 +67,7 @@ def make_decoder(spec: Any) -> Decoder:
 
 
 def build_table(tokenizer: Tokenizer, spec: Any) -> TableData:
-    """`spec` is the `decoder` value of the tokenizer's tokenizer.json."""
+    """`spec` is the `decoder` value of the tokenizer's tokenizer.json. Raises ValueError where it cannot be served."""
     names = _names(tokenizer)
     special_texts = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     special = [at for at, name in enumerate(names) if name in special_texts]
@@ -75,6 +75,8 @@ def build_table(tokenizer: Tokenizer, spec: Any) -> TableData:
         first = {at: name for at, name in enumerate(names) if name is not None}
         return TextTable(special, [None if name is None else " " + name for name in names], first, {})
     stages = list(_flatten(spec))
+    if any(stage["type"] == "Strip" and stage["stop"] for stage in stages):
+        raise ValueError("it strips characters at the end of tokens, on which the library itself fails for short ones")
     kinds = [stage["type"] for stage in stages]
     if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
         return ByteTable(special, [b"" if name is None else token_bytes(name) for name in names])
@@ -129,8 +131,6 @@ def _text_table(special: list[int], names: list[str | None], stages: list[dict[s
     strip_character, strip_count = "", 0
     if len(rest_of_chain) >= 2 and rest_of_chain[-1]["type"] == "Strip" and rest_of_chain[-2]["type"] == "Fuse":
         strip = rest_of_chain.pop()
-        if strip["stop"] != 0:
-            return None
         strip_character, strip_count = strip["content"], strip["start"]
     if rest_of_chain and rest_of_chain[-1]["type"] == "Fuse":
         rest_of_chain.pop()
