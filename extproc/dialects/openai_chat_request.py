@@ -18,7 +18,6 @@ from extproc.dialects.openai_chat_fields import FIELDS_OF_OTHERS, RULES, USER_LO
 from extproc.dialects.openai_chat_messages import Message, judge, turns_of
 from extproc.ir import ChatRequest, Loss, RequestError, Sampling
 
-
 _UINT31 = 2**31 - 1
 _INT64 = 2**63
 

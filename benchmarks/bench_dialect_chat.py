@@ -1,0 +1,95 @@
+"""What the chat dialect costs: us per parse and per streamed delta, the best of several rounds.
+
+Run: python benchmarks/bench_dialect_chat.py
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from extproc.dialects.base import AnswerIdentity
+from extproc.dialects.json_body import BodyLimits
+from extproc.dialects.openai_chat import OpenAIChat
+from extproc.engines.base import EngineEvent, Tokens
+from extproc.ir import Event, Sampling, TextDelta, TokenLogprob
+from extproc.output.answer_text import AnswerText
+
+ROUNDS = 7
+RNG = random.Random(1)
+WORDS = ["".join(RNG.choices("abcdefghijklmnop", k=RNG.randint(2, 9))) for _ in range(2000)]
+DIALECT = OpenAIChat(BodyLimits())
+
+
+def text(words: int) -> str:
+    return " ".join(RNG.choices(WORDS, k=words))
+
+
+def body(turns: list[str], **fields: object) -> bytes:
+    messages = [{"role": ("user", "assistant")[i % 2], "content": t} for i, t in enumerate(turns)]
+    system = {"role": "system", "content": "You are helpful."}
+    return json.dumps({"model": "m", "messages": [system, *messages], **fields}).encode()
+
+
+class FixedText:
+    """A tokenizer that costs nothing, so that what is left is ours."""
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> FixedText:
+        return self
+
+    def feed(self, ids: Sequence[int]) -> str:
+        return " word"
+
+    def finish(self) -> str:
+        return ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b" word"
+
+
+def measure(name: str, run: Callable[[], object], count: int, per: int = 1) -> None:
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        best = min(best, time.perf_counter() - start)
+    print(f"{name:60} {best / count / per * 1e6:9.3f} us")
+
+
+def main() -> None:
+    common = {"stream": True, "temperature": 0.7, "max_tokens": 256, "stream_options": {"include_usage": True}}
+    small = body([text(300)], **common)
+    large = body([text(36_000)], **common)
+    long = body([text(180) for _ in range(201)], **common)
+    for name, data, count in (
+        ("300 words", small, 20_000),
+        ("36,000 words, 2 messages", large, 300),
+        ("201 messages of 180 words", long, 300),
+    ):
+        measure(f"parse {len(data) / 1000:.0f} KB: {name}", lambda data=data: DIALECT.parse(data), count)
+
+    request = DIALECT.parse(small)
+    renderer = DIALECT.stream(request, AnswerIdentity("chatcmpl-" + "0" * 32, 1_700_000_000, "some/model-name"))
+    one: list[Event] = [TextDelta(0, " word")]
+    eight: list[Event] = [TextDelta(0, " word") for _ in range(8)]
+    top = tuple(TokenLogprob(b" word", -1.0) for _ in range(5))
+    scored: list[Event] = [TextDelta(0, " word", [TokenLogprob(b" word", -1.0, top)])]
+    measure("stream: a delta", lambda: renderer.events(one), 200_000)
+    measure("stream: a delta, 8 at once", lambda: renderer.events(eight), 50_000, per=8)
+    measure("stream: a delta with log probabilities and 5 alternatives", lambda: renderer.events(scored), 10_000)
+
+    tokens: list[EngineEvent] = [Tokens(0, [5])]
+    for name, sampling in (
+        ("no stop strings", Sampling()),
+        ("1 stop string", Sampling(stop=("END",))),
+        ("4 stop strings", Sampling(stop=("END", "\n\n", "User:", "<|stop|>"))),
+    ):
+        answer = AnswerText(sampling, FixedText())
+        measure(f"tokens to text without detokenizing: {name}", lambda a=answer: a.feed(tokens), 100_000)
+
+
+if __name__ == "__main__":
+    main()
