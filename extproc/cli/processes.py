@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from extproc.cli import tether
+from extproc.cli.errors import CommandError
 
 TAIL_LINES = 25
 """How much of a log is shown when a part fails."""
+
+_KEPT_LINES = 64
+"""Of a child's standard output, until somebody asks for them. The log has them all."""
 
 Ready = Callable[["Child"], Awaitable[object]]
 """Returns once the child serves."""
 
 
-class StartError(Exception):
+class StartError(CommandError):
     """A part did not start. The message is for people: which part, why, and the end of its log."""
 
 
@@ -42,13 +46,16 @@ class Child:
         self.name = name
         self.log = log
         self.pid = process.pid
-        self.first_line: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        """The first line on the child's standard output, for children that announce themselves that way."""
+        self._lines: asyncio.Queue[bytes] = asyncio.Queue(_KEPT_LINES)
         self._process = process
         self._lifeline = lifeline
         self._pump = asyncio.create_task(self._copy(output)) if output else None
         self._before_stop: Callable[[], Awaitable[object]] | None = None
         self._grace_s = 0.0
+
+    async def next_line(self) -> bytes:
+        """The next line on the child's standard output, for children that announce themselves that way."""
+        return await self._lines.get()
 
     async def wait(self) -> int:
         """The exit status, negative after a signal, once the child has ended and its log is complete."""
@@ -101,8 +108,8 @@ class Child:
     async def _copy(self, output: asyncio.StreamReader) -> None:
         with self.log.open("ab", buffering=0) as log:
             while line := await output.readline():
-                if not self.first_line.done():
-                    self.first_line.set_result(line)
+                if not self._lines.full():
+                    self._lines.put_nowait(line)
                 log.write(line)
 
 
@@ -127,7 +134,7 @@ class Processes:
     ) -> Child:
         """Start a child and wait until it is ready.
 
-        `announces`: its standard output is read for `Child.first_line` on the way to the log. `before_stop` is awaited
+        `announces`: its standard output is read for `Child.next_line` on the way to the log. `before_stop` is awaited
         before SIGTERM, `grace_s` bounds both. Raises StartError if it ends or is not ready in time; it is stopped then.
         """
         child = await self._spawn(name, command, announces)

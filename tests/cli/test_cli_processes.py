@@ -27,7 +27,7 @@ SLEEPER = [sys.executable, "-I", "-c", "import time; print('up', flush=True); ti
 
 
 async def announced(child: Child) -> None:
-    await child.first_line
+    assert await child.next_line() == b"up\n"
 
 
 def ends_within(pid: int, seconds: float = 10.0) -> bool:
@@ -54,7 +54,7 @@ from extproc.cli.processes import run
 
 async def main(processes):
     async def announced(child):
-        await child.first_line
+        await child.next_line()
     sleeper = [sys.executable, "-I", "-c", {body!r}]
     for name in ("first", "second"):
         child = await processes.start(name, sleeper, ready=announced, announces=True, grace_s={grace})
@@ -168,8 +168,7 @@ class TestWatching:
 class TestStarting:
     async def test_a_child_that_announces_itself_is_ready_and_its_output_is_logged(self, tmp_path: Path) -> None:
         processes = Processes(tmp_path)
-        child = await processes.start("some engine", SLEEPER, ready=announced, announces=True)
-        assert child.first_line.result() == b"up\n"
+        await processes.start("some engine", SLEEPER, ready=announced, announces=True)
         await processes.stop()
         assert (tmp_path / "some-engine.log").read_text() == "up\n"
 
@@ -232,10 +231,14 @@ class TestStopping:
         )
         processes = Processes(tmp_path)
         command = [sys.executable, "-c", body]
-        child = await processes.start("parent", command, ready=announced, announces=True)
-        grandchild = int(child.first_line.result())
+        grandchildren: list[int] = []
+
+        async def tells_its_child(child: Child) -> None:
+            grandchildren.append(int(await child.next_line()))
+
+        await processes.start("parent", command, ready=tells_its_child, announces=True)
         await processes.stop()
-        assert ends_within(grandchild)
+        assert ends_within(grandchildren[0])
 
     async def test_the_first_end_is_reported(self, tmp_path: Path) -> None:
         processes = Processes(tmp_path)
