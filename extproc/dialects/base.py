@@ -37,7 +37,7 @@ class StreamRenderer(Protocol):
     def events(self, events: list[Event]) -> bytes: ...
 
     def end(self, usage: Usage) -> bytes:
-        """After every choice has finished."""
+        """After every choice has finished; if one has not, the stream breaks off with an error."""
         ...
 
     def error(self, error: ErrorInfo) -> bytes:
@@ -52,7 +52,9 @@ class WholeRenderer(Protocol):
 
     def events(self, events: list[Event]) -> None: ...
 
-    def end(self, usage: Usage) -> bytes: ...
+    def end(self, usage: Usage) -> bytes:
+        """Raises RequestError where a choice was aborted or never finished."""
+        ...
 
 
 class ChatDialect(Protocol):

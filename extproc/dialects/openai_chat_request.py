@@ -44,10 +44,6 @@ class _Body(Struct, forbid_unknown_fields=True):
     max_tokens: Annotated[_Tokens | None, "a positive integer"] = None
     max_completion_tokens: Annotated[_Tokens | None, "a positive integer"] = None
     n: Annotated[Annotated[int, Meta(ge=1)] | None, "a positive integer"] = None
-    stop: Annotated[
-        _StopString | Annotated[list[_StopString], Meta(max_length=4)] | None,
-        "a string or an array of up to 4 strings, each of 1 to 500 characters",
-    ] = None
     seed: Annotated[Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)] | None, "an integer of 64 bits"] = None
     frequency_penalty: Annotated[_Penalty | None, "a number from -2 to 2"] = None
     presence_penalty: Annotated[_Penalty | None, "a number from -2 to 2"] = None
@@ -59,15 +55,14 @@ class _Body(Struct, forbid_unknown_fields=True):
     min_p: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, "a number from 0 to 1"] = None
     repetition_penalty: Annotated[Annotated[float, Meta(gt=0, le=2)] | None, "a number above 0 and at most 2"] = None
     min_tokens: Annotated[Annotated[int, Meta(ge=0, le=_UINT31)] | None, "an integer of at least 0"] = None
-    stop_token_ids: Annotated[
-        Annotated[list[_TokenId], Meta(max_length=128)] | None, "an array of up to 128 token ids"
-    ] = None
     ignore_eos: Annotated[bool | None, "a boolean"] = None
     skip_special_tokens: Annotated[bool | None, "a boolean"] = None
     include_stop_str_in_output: Annotated[bool | None, "a boolean"] = None
     add_generation_prompt: Annotated[bool | None, "a boolean"] = None
     continue_final_message: Annotated[bool | None, "a boolean"] = None
     # Below: kept as text until it is known that they matter, so that nothing large is built from them.
+    stop: _Anything = UNSET
+    stop_token_ids: _Anything = UNSET
     logit_bias: _Anything = UNSET
     chat_template_kwargs: _Anything = UNSET
     metadata: _Anything = UNSET
@@ -94,15 +89,37 @@ class _Body(Struct, forbid_unknown_fields=True):
 
 
 _FIELDS = _Body.__struct_fields__
-_FIRST_RARE = _FIELDS.index("logit_bias")
+_FIRST_RARE = _FIELDS.index("stop")
 _RARE = _FIELDS[_FIRST_RARE:]
 _NOTHING_RARE = (UNSET,) * len(_RARE)
 
+# Of the fields above those that the neutral form calls the same.
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "n",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+_Stop: TypeAlias = _StopString | Annotated[list[_StopString], Meta(max_length=4)]
+_StopTokenIds: TypeAlias = Annotated[list[_TokenId], Meta(max_length=128)]
 _LogitBias: TypeAlias = dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]]
 _ALLOWED: Mapping[str, str] = descriptions(_Body) | {
+    "stop": "a string or an array of up to 4 strings, each of 1 to 500 characters",
+    "stop_token_ids": "an array of up to 128 token ids",
     "logit_bias": "an object of token ids, each with a number from -100 to 100",
     "chat_template_kwargs": "an object",
 }
+_STOP: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(_Stop)
+_STOP_TOKEN_IDS = msgspec.json.Decoder(_StopTokenIds)
 _LOGIT_BIAS = msgspec.json.Decoder(_LogitBias)
 _KWARGS = msgspec.json.Decoder(dict[str, Any])
 _BODY = msgspec.json.Decoder(_Body)
@@ -183,10 +200,12 @@ def _sampling(chat: _Body, carried: Mapping[str, Raw], limits: BodyLimits) -> Sa
             "n",
             "integer_above_max_value",
         )
-    if chat.stop is not None:
-        knobs["stop"] = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop)
-    if chat.stop_token_ids:
-        knobs["stop_token_ids"] = tuple(chat.stop_token_ids)
+    if "stop" in carried:
+        stop = decode(_STOP, carried["stop"], _ALLOWED, root="stop")
+        knobs["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    if "stop_token_ids" in carried:
+        ids = decode(_STOP_TOKEN_IDS, carried["stop_token_ids"], _ALLOWED, root="stop_token_ids")
+        knobs["stop_token_ids"] = tuple(ids)
     if chat.include_stop_str_in_output is not None:
         knobs["include_stop"] = chat.include_stop_str_in_output
     if "logit_bias" in carried:
@@ -196,22 +215,6 @@ def _sampling(chat: _Body, carried: Mapping[str, Raw], limits: BodyLimits) -> Sa
     elif chat.top_logprobs is not None:
         raise invalid("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs", "top_logprobs_requires_logprobs")
     return Sampling(**knobs)
-
-
-_SAME_NAME = (
-    "temperature",
-    "top_p",
-    "n",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
-)
 
 
 def _stream_options(chat: _Body, losses: list[Loss]) -> bool:
