@@ -31,14 +31,21 @@ _RETRY_ON = "connect-failure,refused-stream,reset,unavailable,resource-exhausted
 _STREAM_WINDOW_BYTES = 1 << 20
 _CONNECTION_WINDOW_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
+_ORIGINAL_PATH = "x-gateway-original-path"
 _REQUEST_HEADERS_TIMEOUT_S = 60.0  # a slow sender of headers holds a connection no longer
 _IDLE_CONNECTION_S = 3600.0
+
+# Envoy obeys x-envoy-* headers (retries, time-outs) of internal clients, and takes an empty list for all private
+# networks; so the list has an address that no client has.
+_NOBODY_IS_INTERNAL = hcm.HttpConnectionManagerInternalAddressConfig(
+    cidr_ranges=[core.CidrRange(address_prefix="0.0.0.0", prefix_len=32)]  # noqa: S104
+)
 
 _ACCESS_LOG = {
     "id": "%REQ(x-request-id)%",
     "start": "%START_TIME%",
     "method": "%REQ(:method)%",
-    "path": "%REQ(x-envoy-original-path?:path)%",
+    "path": f"%REQ({_ORIGINAL_PATH})%",
     "status": "%RESPONSE_CODE%",
     "details": "%RESPONSE_CODE_DETAILS%",
     "flags": "%RESPONSE_FLAGS%",
@@ -76,8 +83,7 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
     return hcm.HttpConnectionManager(
         stat_prefix=LISTENER,
         use_remote_address=True,
-        # No client is internal, so nobody's x-envoy-* headers (retries, time-outs) are obeyed.
-        internal_address_config=hcm.HttpConnectionManagerInternalAddressConfig(),
+        internal_address_config=_NOBODY_IS_INTERNAL,
         normalize_path=True,
         always_set_request_id_in_response=True,
         max_request_headers_kb=envoy.request_header_kib,
@@ -90,7 +96,7 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
             initial_stream_window_size=_STREAM_WINDOW_BYTES,
             initial_connection_window_size=_CONNECTION_WINDOW_BYTES,
         ),
-        early_header_mutation_extensions=[_strip_control_headers(allow_debug=bool(config.debug.clients))],
+        early_header_mutation_extensions=[_early_mutations(config)],
         access_log=[_access_log()] if envoy.access_log else [],
         http_filters=[
             hcm.HttpFilter(name="envoy.filters.http.ext_proc", typed_config=Any.pack(_ext_proc(config))),
@@ -100,13 +106,17 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
     )
 
 
-def _strip_control_headers(*, allow_debug: bool) -> core.TypedExtensionConfig:
+def _early_mutations(config: Config) -> core.TypedExtensionConfig:
     """Before anything else sees the request: a client must never choose the pool or the worker."""
-    stripped = names.STRIPPED_HEADERS if allow_debug else (*names.STRIPPED_HEADERS, names.DEBUG_HEADER)
-    return extension(
-        "envoy.http.early_header_mutation.header_mutation",
-        early.HeaderMutation(mutations=[mutation.HeaderMutation(remove=name) for name in stripped]),
-    )
+    stripped = names.STRIPPED_HEADERS if config.debug.clients else (*names.STRIPPED_HEADERS, names.DEBUG_HEADER)
+    mutations = [mutation.HeaderMutation(remove=name) for name in stripped]
+    if config.envoy.access_log:  # the processor changes the path, and the log is written at the end
+        path = core.HeaderValueOption(
+            header=core.HeaderValue(key=_ORIGINAL_PATH, value="%REQ(:path)%"),
+            append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+        )
+        mutations.append(mutation.HeaderMutation(append=path))
+    return extension("envoy.http.early_header_mutation.header_mutation", early.HeaderMutation(mutations=mutations))
 
 
 def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
