@@ -39,7 +39,7 @@ from ngh2 import (
 )
 
 from extproc.transport.call import Ngh2Call
-from extproc.transport.framing import CompressedMessageError, FramingError, MessageTooLargeError
+from extproc.transport.framing import CompressedMessageError, Deframer, FramingError, MessageTooLargeError
 from extproc.transport.limits import TransportLimits
 from extproc.transport.service import Service
 from extproc.transport.status import Status, escape_details
@@ -292,12 +292,20 @@ class Ngh2Connection(asyncio.Protocol):
             self._on_handler_error(call)
             return
         if failure is not None:
+            self._let_go(call)
             call.finish(_framing_status(failure), str(failure))
         elif deframer.held_bytes != call.held_bytes:
             self._held_bytes += deframer.held_bytes - call.held_bytes
             call.held_bytes = deframer.held_bytes
             if self._held_bytes > self._limits.connection_buffer_bytes:
+                self._let_go(call)
                 call.finish(Status.RESOURCE_EXHAUSTED, "too many bytes of unfinished messages on this connection")
+
+    def _let_go(self, call: Ngh2Call) -> None:
+        """Free the message under way: nobody will read it."""
+        self._held_bytes -= call.held_bytes
+        call.held_bytes = 0
+        call.deframer = Deframer(0)
 
     def _on_end(self, call: Ngh2Call) -> None:
         call.peer_ended = True
@@ -323,7 +331,7 @@ class Ngh2Connection(asyncio.Protocol):
             return
         self._slowed.discard(stream_id)
         self._ended_first.discard(stream_id)
-        self._held_bytes -= call.held_bytes
+        self._let_go(call)
         call.gone = call.finished = True
         call.output = []
         handler = call.handler
