@@ -267,11 +267,11 @@ async def test_the_largest_call_is_reset_where_a_connection_holds_too_much(start
 
 async def test_unfinished_messages_of_one_connection_are_bounded(start: Start, probe: Probe) -> None:
     async with RawClient(await start(limits=TransportLimits(connection_buffer_bytes=1 * MIB))) as client:
-        streams = [client.request(HOLD, frame(bytes(2 * MIB))[: 200 * KIB]) for _ in range(10)]
+        streams = [client.request(HOLD, frame(bytes(201 * KIB))[: 200 * KIB]) for _ in range(10)]
         await client.until(lambda: len(client.closed) == 5)
         assert {client.headers[stream_id][GRPC_STATUS] for stream_id in client.closed} == {b"8"}
         survivor = next(stream_id for stream_id in streams if stream_id not in client.closed)
-        client.http.send_data(survivor, frame(bytes(2 * MIB))[200 * KIB :], end_stream=True)
+        client.http.send_data(survivor, frame(bytes(201 * KIB))[200 * KIB :], end_stream=True)
         await client.flush()
         await probe.until(lambda: any(handler.half_closes for handler in probe.calls))
 
