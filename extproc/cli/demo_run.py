@@ -33,9 +33,11 @@ def run_demo(once: bool, port: int | None, envoy: Path | None) -> None:
     console = Console()
     binary = require_envoy(envoy)
     listen = HostPort(HOST, _choose_port(console, port))
+    shown = False
     with state_folder(None) as folder:
 
         async def work(processes: Processes) -> None:
+            nonlocal shown
             model = await _start(console, processes, folder, listen, binary)
             client = ChatClient(listen.host, listen.port, model)
             tour = Tour(console, client)
@@ -44,12 +46,13 @@ def run_demo(once: bool, port: int | None, envoy: Path | None) -> None:
                 _report(tour.failures)
                 return
             _print_how_to_go_on(console, listen, model, tour.failures)
+            shown = True
             raise CommandError(await processes.first_end())
 
         try:
             run(work, folder / "logs")
         except KeyboardInterrupt:
-            if once:
+            if not shown:
                 raise
         console.print("Everything has ended.")
 

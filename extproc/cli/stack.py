@@ -52,7 +52,8 @@ async def start_processor(processes: Processes, config_file: Path, address: Addr
     """Start `extproc serve` and wait until its health service, at `address`, says that it serves."""
     return await processes.start(
         "processor",
-        [sys.executable, "-m", "extproc.cli.main", "serve", "--config", str(config_file)],
+        # Envoy has ended when the processor is told to: there is nobody who would have to notice first.
+        [sys.executable, "-m", "extproc.cli.main", "serve", "--config", str(config_file), "--settle-s", "0"],
         ready=lambda _: processor_serves(address),
         timeout_s=PROCESSOR_START_S,
         grace_s=40.0,
