@@ -53,7 +53,9 @@ async def stops_serving(target: str) -> None:
     """Wait until the health service answers NOT_SERVING."""
     async with grpc.aio.insecure_channel(target) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)
-        while await check(b"") != b"\x08\x02":
+        while True:
+            if await check(b"") == b"\x08\x02":
+                return
             await asyncio.sleep(0.02)
 
 
