@@ -33,3 +33,6 @@ TOKENIZER_CHUNK_BYTES = 64 * 1024
 
 RATE_WINDOW_S = 1.0
 """Generated tokens per second are counted over at least this long."""
+
+ABRUPT_END_DELAY_S = 0.02
+"""Between the last message and a simulated reset or death, so that the client has read the message."""

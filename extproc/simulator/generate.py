@@ -14,6 +14,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 
 from extproc.simulator import logprobs
 from extproc.simulator.answer import Answer
+from extproc.simulator.constants import ABRUPT_END_DELAY_S
 from extproc.simulator.faults import Break, Faults
 from extproc.simulator.kv_cache import KvCache, Lease
 from extproc.simulator.validation import Sampling
@@ -233,15 +234,16 @@ class Generation:
             case Break.STALL:
                 self.idle = True
             case Break.RESET:
-                # After the flush of what was sent in this turn: a reset overtakes it.
-                call = cast(_Resettable, self._call)
-                asyncio.get_running_loop().call_soon(call.reset)
-                self._close()
+                self._end_abruptly(cast(_Resettable, self._call).reset)
             case Break.DIE:
-                self._close()
-                asyncio.get_running_loop().call_soon(self._die)
+                self._end_abruptly(self._die)
             case Break.GARBAGE:
                 self._call.send(_GARBAGE)
+
+    def _end_abruptly(self, action: Callable[[], None]) -> None:
+        # A reset overtakes what was sent with it, and clients drop what they read together with it.
+        asyncio.get_running_loop().call_later(ABRUPT_END_DELAY_S, action)
+        self._close()
 
     # The KV cache.
 

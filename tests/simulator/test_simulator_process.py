@@ -1,0 +1,66 @@
+"""Engines as a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+
+import grpc
+import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+from extproc.simulator.__main__ import main, read_script
+
+COMMAND = (sys.executable, "-m", "extproc.simulator")
+
+
+async def test_says_where_each_engine_serves_and_ends_on_sigterm(tmp_path):
+    script = tmp_path / "script.txt"
+    script.write_text("first\n---\nsecond\n")
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--count", "3", "--model", "tiny", "--script", str(script), "--decode-step-s", "0.001",
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(30):
+            lines = [json.loads(await process.stdout.readline()) for _ in range(3)]
+        assert len({line["address"] for line in lines}) == 3
+        assert {line["model"] for line in lines} == {"tiny"}
+        for line in lines:
+            assert line["url"] == f"grpc://{line['address']}"
+            async with grpc.aio.insecure_channel(line["address"]) as channel:
+                stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+                request = pb.GenerateRequest(tokenized=pb.TokenizedInput(input_ids=[100]))
+                (answer,) = [each async for each in stub.Generate(request)]
+                assert answer.complete.finish_reason == "stop"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            code = await process.wait()
+    assert code == 0
+
+
+def test_script_file_is_cut_at_its_separators(tmp_path):
+    script = tmp_path / "script.txt"
+    script.write_text("one\nstill one\n---\n\n---\nthree")
+    assert read_script(script) == ("one\nstill one", "", "three")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--tokenizer", "/nowhere"], "/nowhere"),
+        (["--count", "0"], "--count"),
+        (["--block-tokens", "0"], "block_tokens"),
+        (["--script", "/nowhere"], "/nowhere"),
+        (["--listen", "unix:/tmp/x.sock", "--count", "2"], "--count"),
+        (["--listen", "nonsense"], "nonsense"),
+        (["--fault-times", "0"], "times"),
+    ],
+)
+def test_mistakes_are_named(arguments, named, capsys):
+    assert main(arguments) == 1
+    assert named in capsys.readouterr().err
