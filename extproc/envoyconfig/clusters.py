@@ -25,6 +25,7 @@ from extproc.envoyconfig.typed import address, extension, seconds, watched
 
 _PROCESSOR_CONNECT_S = 1.0
 _PROCESSOR_CHECK_S = 1.0
+_PROCESSOR_RECHECK_S = 0.25  # of one that is down: a restart takes no longer than it must
 _PROCESSOR_BUFFER_BYTES = 32 << 20
 _MIN_RETRIES = 10  # of a pool that run at a time, however few requests there are
 _KEEPALIVE = core.TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
@@ -49,6 +50,7 @@ def build_processor(addresses: Sequence[Address], envoy: Envoy) -> cluster.Clust
                 interval=seconds(_PROCESSOR_CHECK_S),
                 # Envoy waits a minute between checks of a cluster that has served nothing yet.
                 no_traffic_interval=seconds(_PROCESSOR_CHECK_S),
+                unhealthy_interval=seconds(_PROCESSOR_RECHECK_S),
                 unhealthy_threshold=2,
                 healthy_threshold=1,
                 grpc_health_check=core.HealthCheckGrpcHealthCheck(service_name=names.EXT_PROC_SERVICE),

@@ -85,6 +85,8 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
         use_remote_address=True,
         internal_address_config=_NOBODY_IS_INTERNAL,
         normalize_path=True,
+        # Clients correlate by the id that they sent; SDKs show the one that comes back.
+        preserve_external_request_id=True,
         always_set_request_id_in_response=True,
         max_request_headers_kb=envoy.request_header_kib,
         request_headers_timeout=seconds(_REQUEST_HEADERS_TIMEOUT_S),

@@ -211,6 +211,17 @@ class RunningEnvoy:
         status, content, _ = await asyncio.to_thread(exchange, self.port, method, path, body, headers or {})
         return status, content
 
+    async def until_status(
+        self, wanted: int, method: str, path: str, body: bytes = b"", timeout_s: float = 20.0
+    ) -> None:
+        """Send requests until one is answered with the wanted status."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                status, _ = await self.request(method, path, body)
+                if status == wanted:
+                    return
+                await asyncio.sleep(0.05)
+
     async def admin(self, path: str) -> bytes:
         port = self.config.listen.admin.port
         _, content, _ = await asyncio.to_thread(exchange, port, "GET", path, b"", {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -228,9 +227,8 @@ async def test_a_processor_that_is_gone_is_a_503_at_once_and_back_when_it_is(
         await envoy.until("/clusters", lambda answer: b"/failed_active_hc" in answer)
         assert (await envoy.request("POST", CHAT, b"{}"))[0] == 503
         async with serve_processor(processor, socket):
-            async with asyncio.timeout(20):  # the health checks find it, and then Envoy's workers hear of it
-                while (await envoy.request("POST", CHAT, b"{}"))[0] != 200:
-                    await asyncio.sleep(0.05)
+            # The health checks find it, and then Envoy's workers hear of it.
+            await envoy.until_status(200, "POST", CHAT, b"{}")
 
 
 async def test_the_access_log_names_the_request_as_the_client_sent_it(envoy_binary: Path, tmp_path: Path) -> None:
