@@ -80,12 +80,24 @@ def _file_rules(spec: dict[str, Any]) -> str | None:
         return f"its model is {model.get('type')}, the fast library knows BPE only"
     if model.get("dropout"):
         return "its merges are dropped at random"
+    orphan = _orphan(model.get("vocab") or {}, {token["content"] for token in spec.get("added_tokens") or ()})
+    if orphan is not None:
+        # Its characters never merge, but the fast library finds it where it stands between others of that sort.
+        return f"its vocabulary has {orphan!r}, with characters that are no tokens themselves"
     if spec.get("pre_tokenizer") is None and (spec.get("decoder") or {}).get("type") == "ByteLevel":
         return "it is byte-level without a pre-tokenizer"
     for pattern in _patterns(spec.get("pre_tokenizer")):
         # The reference reads the second + as a repetition of the group, the fast library as possessive.
         if re.search(r"\{\d+(,\d*)?\}\+", pattern):
             return "a pattern of its pre-tokenizer has a counted repetition followed by +, which both read differently"
+    return None
+
+
+def _orphan(vocabulary: dict[str, int], added: set[str]) -> str | None:
+    """A token that no merges can make, because one of its characters is not in the vocabulary."""
+    for token in vocabulary:
+        if len(token) > 1 and token not in added and not all(character in vocabulary for character in token):
+            return token
     return None
 
 

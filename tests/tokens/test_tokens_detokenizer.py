@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ def vocabulary(kind: str) -> tuple[Tokenizer, DetokenizerTable]:
 def streamed(table: DetokenizerTable, ids: list[int], cuts: list[int], skip_special: bool) -> str:
     detokenizer = table.detokenizer(skip_special)
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
-    pieces = [detokenizer.feed(ids[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [detokenizer.feed(ids[start:end]) for start, end in pairwise(edges)]
     return "".join(pieces) + detokenizer.finish()
 
 

@@ -17,6 +17,7 @@ CORPUS = [
     "def main(argument: int) -> str:\n    return f'{argument} items'\n",
     "hello world hello worlds unhelpful helping walked walking talks talked . , ! ?",
 ] * 4
+PRINTABLE = "".join(map(chr, range(33, 127)))
 SPECIAL = ["<unk>", "<s>", "</s>"]
 REPLACE_SPACES = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
 LLAMA_DECODER = {
@@ -59,14 +60,16 @@ def byte_level() -> dict[str, Any]:
     )
 
 
-def _sentencepiece_bpe() -> dict[str, Any]:
+def _sentencepiece_bpe(alphabet: str = PRINTABLE) -> dict[str, Any]:
+    letters = list(alphabet)
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     trainer = trainers.BpeTrainer(
-        vocab_size=700,
+        vocab_size=800,
         special_tokens=[*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))],
         show_progress=False,
-        limit_alphabet=60,
+        initial_alphabet=letters,
+        limit_alphabet=len(letters) + 4,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     spec: dict[str, Any] = json.loads(tokenizer.to_str())
@@ -96,8 +99,8 @@ def byte_fallback_metaspace() -> dict[str, Any]:
     return spec
 
 
-def byte_fallback_unstripped() -> dict[str, Any]:
-    spec = _sentencepiece_bpe()
+def byte_fallback_unstripped(alphabet: str = PRINTABLE) -> dict[str, Any]:
+    spec = _sentencepiece_bpe(alphabet)
     spec["decoder"] = {"type": "Sequence", "decoders": LLAMA_DECODER["decoders"][:3]}
     return spec
 
