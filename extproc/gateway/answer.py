@@ -22,9 +22,7 @@ _REMOVED = ("grpc-status", "grpc-message", "grpc-encoding", "grpc-accept-encodin
 
 _DEADLINE = ErrorInfo(kind=ErrorKind.TIMEOUT, message="The answer took longer than this gateway allows.")
 _INTERNAL = ErrorInfo(kind=ErrorKind.SERVER, message="An internal error broke the answer off.")
-_TRUNCATED = ErrorInfo(
-    kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated"
-)
+_TRUNCATED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated")
 _ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave the request up.", code="aborted")
 
 

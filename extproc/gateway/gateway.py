@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from extproc.dialects.openai_chat import OpenAIChat
 from extproc.dialects.openai_models import OpenAIModels
 from extproc.exchange.application import Request
@@ -29,11 +31,18 @@ class Gateway:
     ) -> None:
         """`backends`: by the name of their pool."""
         self.chat = chat
-        self.models = OpenAIModels(table.cards)
         self.body_limit_bytes = body_limit_bytes
         self._table = table
         self._backends = backends
         self._debug_clients = tuple(debug_clients)
+        self.refresh_models()
+
+    def refresh_models(self) -> None:
+        """Render the listing anew: a pool has learned its context length."""
+        self.models = OpenAIModels(
+            msgspec.structs.replace(card, context_tokens=self.backend_for(card.id).context_tokens)
+            for card in self._table.cards
+        )
 
     def request(self) -> Request:
         """A new request."""

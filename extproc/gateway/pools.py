@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from extproc.config.address import HostPort
 from extproc.config.schema import Config
 from extproc.engines.registry import engine
 from extproc.gateway.backend import Backend
@@ -29,23 +28,23 @@ class Fleet(Struct, frozen=True):
         return [worker for backend in self.backends.values() for worker in backend.pool.workers]
 
 
-def build_fleet(config: Config, addresses: Mapping[HostPort, HostPort]) -> Fleet:
-    """`addresses`: each worker's address as configured to the one that Envoy knows."""
+def build_fleet(config: Config) -> Fleet:
+    """Workers must have IP addresses, as Envoy knows them."""
     created = int(time.time())
     backends: dict[str, Backend] = {}
     targets: dict[str, list[ModelTarget]] = {}
     cards: dict[str, ModelCard] = {}
     aliases: dict[str, set[str]] = {}
     for section in config.pools:
-        workers = [Worker(worker.label, str(addresses[worker.address])) for worker in section.workers]
+        workers = [Worker(worker.label, str(worker.address)) for worker in section.workers]
         pool = Pool(section.name, workers, POLICIES[section.policy](), config.envoy.retries)
         backends[pool.name] = Backend(pool, engine(section.engine), section.context_tokens)
         for model in section.models:
             targets.setdefault(model.name, []).append(ModelTarget(pool, model.weight))
             aliases.setdefault(model.name, set()).update(model.aliases)
-            cards.setdefault(model.name, ModelCard(model.name, created, context_tokens=section.context_tokens))
+            cards.setdefault(model.name, ModelCard(model.name, created))
     for name, others in aliases.items():
         for alias in sorted(others):
             targets[alias] = targets[name]
-            cards[alias] = ModelCard(alias, created, context_tokens=cards[name].context_tokens)
+            cards[alias] = ModelCard(alias, created)
     return Fleet(backends, ModelTable(targets, cards.values()))

@@ -48,7 +48,9 @@ class Preparation:
             else:
                 self._backend.tokens = tokens
                 _log.info(
-                    "pool %s is ready: context of %s tokens", self._section.name, self._backend.context_tokens or "unknown"
+                    "pool %s is ready: context of %s tokens",
+                    self._section.name,
+                    self._backend.context_tokens or "unknown",
                 )
                 self._ready(self._backend)
                 return

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 import grpc.aio
 
-from extproc.config.address import HostPort
+from extproc.config.resolve import resolve_workers
 from extproc.config.schema import Config
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat import OpenAIChat
 from extproc.engines.control import WorkerControl, open_channel
 from extproc.exchange.service import ExtProcService
-from extproc.gateway.addresses import resolve
 from extproc.gateway.backend import Backend
 from extproc.gateway.gateway import Gateway
 from extproc.gateway.pools import Fleet, build_fleet
@@ -45,6 +43,7 @@ class Processor:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._checks: HealthChecks | None = None
         self._exchanges: ExtProcService | None = None
+        self._gateway: Gateway | None = None
         self._not_ready: set[str] = set()
         self.fleet: Fleet | None = None
         self.ready = asyncio.Event()
@@ -61,10 +60,11 @@ class Processor:
         return self._exchanges.open_calls if self._exchanges is not None else 0
 
     async def start(self) -> None:
-        """Serve. Pools become ready afterwards, beside the traffic. Raises AddressError, ListenError."""
-        config = self._config
-        addresses = await self._resolve_workers()
-        fleet = build_fleet(config, addresses)
+        """Serve. Pools become ready afterwards, beside the traffic. Raises ResolveError, ListenError, OSError."""
+        config = await asyncio.to_thread(resolve_workers, self._config)
+        self._config = config
+        await asyncio.to_thread(_write_endpoints, config)
+        fleet = build_fleet(config)
         self.fleet = fleet
         limits = config.limits
         gateway = Gateway(
@@ -74,6 +74,7 @@ class Processor:
             body_limit_bytes=limits.body_bytes,
             debug_clients=config.debug.clients,
         )
+        self._gateway = gateway
         exchanges = ExtProcService(gateway, deadline_s=limits.deadline_s, held_bodies_bytes=limits.held_bytes)
         self._exchanges = exchanges
         for name in READINESS:
@@ -86,11 +87,6 @@ class Processor:
         self._start_checks(fleet)
         self._start_preparations(fleet, Path(config.envoy.directory).parent / "tokenizers")
         _log.info("serving on %s", ", ".join(self.addresses))
-
-    async def _resolve_workers(self) -> Mapping[HostPort, HostPort]:
-        configured = [worker.address for pool in self._config.pools for worker in pool.workers]
-        resolved = await asyncio.gather(*(resolve(address) for address in configured))
-        return dict(zip(configured, resolved, strict=True))
 
     def _start_checks(self, fleet: Fleet) -> None:
         health = self._config.health
@@ -119,13 +115,15 @@ class Processor:
     def _pool_ready(self, backend: Backend) -> None:
         """With one pool there is something to serve; requests for the others get a 503 until they are ready."""
         self._not_ready.discard(backend.pool.name)
+        assert self._gateway is not None
+        self._gateway.refresh_models()
         for name in READINESS:
             self._health.set(name, ServingStatus.SERVING)
         if not self._not_ready:
             self.ready.set()
 
     async def stop(self, *, settle_s: float, grace_s: float) -> None:
-        """Graceful: not healthy any more, `settle_s` for Envoy to notice, then no new streams, then the running ones."""
+        """Not healthy any more, `settle_s` for Envoy to notice, then no new streams, then the running ones end."""
         self._health.shut_down()
         if settle_s:
             await asyncio.sleep(settle_s)
@@ -136,10 +134,19 @@ class Processor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._checks is not None:
             await self._checks.stop()
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        await asyncio.gather(*(channel.close(None) for channel in self._channels.values()))
         if self._exchanges is not None:
             self._exchanges.close()
         if self.fleet is not None:
             for backend in self.fleet.backends.values():
                 if backend.tokens is not None:
-                    await backend.tokens.close()
+                    await backend.tokens.aclose()
+
+
+def _write_endpoints(config: Config) -> None:
+    """Workers into the files that Envoy watches: what is no endpoint there would silently be served by another host."""
+    # Not at the top: it loads all of Envoy's typed messages, which only this needs.
+    from extproc.envoyconfig.files import write_endpoints
+
+    for pool in config.pools:
+        write_endpoints(config.envoy.directory, pool.name, [worker.address for worker in pool.workers])

@@ -114,9 +114,7 @@ class GatewayRequest:
             reservation = pool.reserve(length)
         if chat.stream:
             headers.append(("cache-control", "no-cache"))
-        answer = EngineAnswer(
-            AnswerParts(dialect, reservation, decoder, text, renderer, whole, tuple(headers))
-        )
+        answer = EngineAnswer(AnswerParts(dialect, reservation, decoder, text, renderer, whole, tuple(headers)))
         destinations = reservation.destinations
         return Forward(
             (
@@ -135,9 +133,7 @@ class GatewayRequest:
     def too_large(self) -> Reply:
         """413."""
         limit = self._gateway.body_limit_bytes
-        return self._error(
-            ErrorInfo(kind=ErrorKind.TOO_LARGE, message=f"The request's body is over {limit} bytes.")
-        )
+        return self._error(ErrorInfo(kind=ErrorKind.TOO_LARGE, message=f"The request's body is over {limit} bytes."))
 
     def no_room(self) -> Reply:
         """503."""
