@@ -14,10 +14,16 @@ from extproc.simulator.artifacts import Artifacts
 from extproc.simulator.constants import MAX_LOGPROBS
 from extproc.transport.status import RpcError, Status
 
+_MAX_CHOICES = 16_384  # vLLM's VLLM_MAX_N_SEQUENCES
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling parameters that change an answer here. Temperature and the like change nothing but the seed."""
+    """The sampling parameters that change an answer here.
+
+    Temperature 0 makes it the same each time, other values change nothing. Constraints (JSON schema, regex, grammar,
+    choices) are not followed: what is said comes from the engine's script.
+    """
 
     n: int
     max_tokens: int | None
@@ -36,7 +42,7 @@ class Sampling:
 def read_prompt(request: vllm_engine_pb2.GenerateRequest, artifacts: Artifacts, context_tokens: int) -> list[int]:
     """The prompt's ids. Raises RpcError."""
     kind = request.WhichOneof("input")
-    prompt = artifacts.encode(request.text) if kind == "text" else list(request.tokenized.input_ids)
+    prompt = artifacts.encode(request.text) if kind == "text" else request.tokenized.input_ids[:]
     length = len(prompt)
     if not length:
         raise _refused("The decoder prompt cannot be empty")
@@ -73,6 +79,8 @@ def read_sampling(params: vllm_engine_pb2.SamplingParams, vocabulary: int) -> Sa
             raise _refused(f"{name} must be in [-2, 2], got {value}.")
     if params.repetition_penalty < 0:
         raise _refused(f"repetition_penalty must be greater than zero, got {params.repetition_penalty}.")
+    if params.n > _MAX_CHOICES:
+        raise _refused(f"n must be at most {_MAX_CHOICES}, got {params.n}.")
     if max_tokens == 0:
         raise _refused("max_tokens must be at least 1, got 0.")
     if max_tokens is not None and params.min_tokens > max_tokens:

@@ -3,7 +3,7 @@
 GenerateResponse { chunk = 1, complete = 2 }; GenerateStreamChunk { token_ids = 1, prompt_tokens = 2,
 completion_tokens = 3, cached_tokens = 4, output_logprobs = 5, input_logprobs = 6, index = 7 }; GenerateComplete
 { output_ids = 1, finish_reason = 2, prompt_tokens = 3, … }. proto3 leaves zeros out and packs repeated numbers.
-Written by hand a chunk costs 0.5 us, through protobuf 3 us, which matters where the simulator must be no bottleneck.
+Written by hand a chunk costs 0.55 us, through protobuf 1.4 us, which matters where the simulator must be no bottleneck.
 """
 
 from __future__ import annotations

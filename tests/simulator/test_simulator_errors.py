@@ -27,6 +27,7 @@ CASES = {
     "logprobs": ([100], {"logprobs": 21}, "Requested sample logprobs of 21, which is greater than max allowed: 20"),
     "all logprobs": ([100], {"logprobs": -1}, "greater than max allowed"),
     "prompt logprobs": ([100], {"prompt_logprobs": 21}, "Requested prompt logprobs of 21"),
+    "too many choices": ([100], {"n": 20_000}, "n must be at most 16384"),
     "empty stop": ([100], {"stop": [""]}, "stop cannot contain an empty string"),
     "bias": ([100], {"logit_bias": {999_999: 1.0}}, "out-of-vocab"),
 }

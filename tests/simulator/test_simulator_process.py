@@ -13,6 +13,9 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from extproc.simulator.__main__ import main, read_script
+from extproc.simulator.fleet import start_engines
+from extproc.simulator.spec import EngineSpec
+from extproc.transport.listening import ListenError
 
 COMMAND = (sys.executable, "-m", "extproc.simulator")
 
@@ -64,3 +67,22 @@ def test_script_file_is_cut_at_its_separators(tmp_path):
 def test_mistakes_are_named(arguments, named, capsys):
     assert main(arguments) == 1
     assert named in capsys.readouterr().err
+
+
+async def test_all_engines_start_or_none():
+    (first,) = await start_engines([EngineSpec()])
+    try:
+        with pytest.raises(ListenError, match=first.address):
+            await start_engines([EngineSpec(), EngineSpec(listen=first.address)])
+    finally:
+        await first.stop()
+
+
+async def test_engine_serves_on_a_unix_socket(tmp_path):
+    (engine,) = await start_engines([EngineSpec(listen=f"unix:{tmp_path}/engine.sock")])
+    try:
+        async with grpc.aio.insecure_channel(engine.address) as channel:
+            stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+            assert (await stub.HealthCheck(pb.HealthCheckRequest())).healthy
+    finally:
+        await engine.stop()
