@@ -235,6 +235,8 @@ def _explain(problem: str) -> str:
         return f"{problem}: put the text in quotes"
     if "found unexpected end of stream" in problem:
         return "the file ends inside quotes: a closing quote is missing"
+    if "expected the node content" in problem:
+        return "a value is missing here"
     if "expected ',' or" in problem:
         return "a ',' or a closing bracket is missing here"
     return f"not readable as YAML: {problem}"
