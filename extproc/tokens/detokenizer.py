@@ -31,7 +31,10 @@ class Detokenizer(Protocol):
 
 
 class DetokenizerTable:
-    """One vocabulary's table, shared by all choices."""
+    """One vocabulary's table, shared by all choices.
+
+    `size` is one more than the highest id. `streams` is False where text only comes at the end of an answer.
+    """
 
     __slots__ = ("_data", "_make", "size", "streams")
 
@@ -53,7 +56,6 @@ class DetokenizerTable:
             self._make = lambda skip_special: _WholeDetokenizer(names, hidden if skip_special else frozenset(), decode)
             self.size = len(names)
             self.streams = False
-        """`size` is one more than the highest id; `streams` is False where text only comes at the end."""
 
     def detokenizer(self, skip_special: bool) -> Detokenizer:
         """For one choice. `skip_special` leaves out the tokens that the tokenizer declares as special."""
@@ -92,7 +94,8 @@ class _ByteDetokenizer:
     def feed(self, ids: Sequence[int]) -> str:
         pieces = self._pieces
         try:
-            data = b"".join([pieces[at] for at in ids])
+            # Streams bring one id a message; the join of a list of one costs as much again.
+            data = pieces[ids[0]] if len(ids) == 1 else b"".join([pieces[at] for at in ids])
         except IndexError:  # an engine's padding ids, beyond the vocabulary
             data = b"".join([pieces[at] for at in ids if at < len(pieces)])
         pending = self._pending

@@ -28,7 +28,7 @@ _PIPE = asyncio.subprocess.PIPE
 
 async def run_inspection(path: Path) -> Inspection:
     """Inspect a tokenizer.json in a child process of its own. Raises TokenizerError."""
-    process = await asyncio.create_subprocess_exec(*_COMMAND, "inspect", str(path), stdin=_PIPE, stdout=_PIPE)
+    process = await _start("inspect", str(path))
     assert process.stdout is not None
     try:
         async with asyncio.timeout(_LOAD_TIMEOUT_S):
@@ -44,6 +44,13 @@ async def run_inspection(path: Path) -> Inspection:
     if isinstance(result, Failure):
         raise TokenizerError(result.message)
     return result
+
+
+async def _start(*arguments: str) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(*_COMMAND, *arguments, stdin=_PIPE, stdout=_PIPE)
+    except OSError as error:
+        raise TokenizerError(f"cannot start a process for the tokenizer: {error}") from error
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -128,7 +135,7 @@ class _Child:
 
     @classmethod
     async def start(cls, path: Path, digest: str) -> _Child:
-        process = await asyncio.create_subprocess_exec(*_COMMAND, "serve", str(path), digest, stdin=_PIPE, stdout=_PIPE)
+        process = await _start("serve", str(path), digest)
         child = cls(process)
         ready = child._waiting[0] = asyncio.get_running_loop().create_future()
         child._reader = asyncio.create_task(child._read())

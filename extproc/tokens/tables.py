@@ -147,11 +147,10 @@ def _text_table(special: list[int], names: list[str | None], stages: list[dict[s
         ):
             return None
         space_in_runs = after[0]["replacement"]
-    start_keeps_space = bool(after) and after[0].get("prepend_scheme") == "never"
-    if start_keeps_space:
-        return None
     decode = make_decoder({"type": "Sequence", "decoders": before}).decode
     decode_after = make_decoder({"type": "Sequence", "decoders": after}).decode
+    if space_in_runs and decode_after([space_in_runs]):
+        return None  # it keeps the space at the start, which runs are not tabled for
     anchor_length = len(decode_after([decode([_ANCHOR])]))
 
     rest: list[str | None] = []
