@@ -456,7 +456,7 @@ class Ngh2Connection(asyncio.Protocol):
                 except NGH2Error:
                     continue
                 self._slowed.add(call.stream_id)
-        if unsent_bytes > limits.connection_buffer_bytes and not changed:
+        if unsent_bytes > limits.connection_buffer_bytes and not changed and self._calls:
             if self._write_paused:
                 _log.warning("connection dropped: %d bytes unsent and the client does not read", unsent_bytes)
                 self.abort()

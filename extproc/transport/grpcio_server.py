@@ -83,6 +83,7 @@ class GrpcioServer:
             await asyncio.wait(self._running)
         if self._socket_file is not None:
             self._socket_file.remove()
+            self._socket_file = None  # a successor's file may get the same inode number
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only

@@ -12,8 +12,9 @@ MIB = 1024 * KIB
 class TransportLimits:
     """Sizes in bytes, times in seconds. The grpcio transport uses those that its library has a setting for.
 
-    Memory of one connection is at most about `max_concurrent_streams` × (`stream_window_bytes` +
-    `stream_queue_high_bytes` + one message), and in practice below `connection_buffer_bytes`.
+    A client that does not read its answers can make one call hold about `stream_queue_high_bytes`, two
+    `stream_window_bytes` (what was under way when that was noticed) and one message; all calls of a connection
+    together hold at most `connection_buffer_bytes`.
     """
 
     max_message_bytes: int = 16 * MIB

@@ -47,14 +47,16 @@ class Ngh2Server:
         self.address = str(type(where)(where.host, port))
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls, let the open ones run for `grace_s`, reset what is left. Then every handler was closed."""
-        if self._stopping:
-            return
+        """Take no new calls, let the open ones run for `grace_s`, reset what is left. Then every handler was closed.
+
+        May be called again while it runs, with a shorter grace.
+        """
         self._stopping = True
         if self._listener is not None:
             self._listener.close()
         if self._socket_file is not None:
             self._socket_file.remove()
+            self._socket_file = None  # a successor's file may get the same inode number
         for connection in list(self._connections):
             connection.drain()
         try:

@@ -273,6 +273,18 @@ async def test_a_stop_resets_what_still_runs_after_the_grace(start: Start, conne
         assert await call.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
 
+async def test_a_second_stop_may_shorten_the_grace(start: Start, connect: Connect, probe: Probe) -> None:
+    server = await start()
+    call = connect(server).stream_stream(HOLD)()
+    await call.write(b"one")
+    await probe.until(lambda: bool(probe.calls))
+    patient = asyncio.create_task(server.stop(10 * PATIENCE_S))
+    async with asyncio.timeout(PATIENCE_S):
+        await server.stop(0.1)
+        await patient
+    assert probe.calls[0].closes == 1
+
+
 async def test_a_stop_with_nothing_running_is_quick_and_may_be_repeated(start: Start, connect: Connect) -> None:
     server = await start()
     await connect(server).unary_unary(ECHO)(b"one")
