@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx2
 import openai
+from free_ports import free_port
 
 from extproc.config.schema import Config
 from extproc.envoyconfig.files import BOOTSTRAP, build, write
@@ -28,12 +28,6 @@ START_S = 30.0
 
 INSTANT: dict[str, Any] = {"prefill_tokens_per_s": 0.0, "decode_step_s": 0.0}
 """An engine that answers at once."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def eventually(condition: Callable[[], bool | Awaitable[bool]], what: str, within_s: float = 10.0) -> None:

@@ -151,14 +151,14 @@ async def test_a_deadline_before_the_answer_is_a_504(start_stack: StartStack, st
 
 
 async def test_a_deadline_before_the_body_is_complete_is_a_504(start_stack: StartStack) -> None:
-    async with start_stack(settings={"limits": {"deadline_s": 1.0}}) as stack:
-
-        async def slowly() -> Any:
-            yield b'{"model": '
-            await asyncio.sleep(30)
-
-        answer = await stack.http.post("/v1/chat/completions", content=slowly())
-        assert answer.status_code == 504
+    async with start_stack(settings={"limits": {"deadline_s": 0.5}}) as stack:
+        reader, writer = await asyncio.open_connection("127.0.0.1", stack.http_port)
+        writer.write(
+            b'POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n9\r\n{"model":\r\n'
+        )
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10.0)
+        assert head.startswith(b"HTTP/1.1 504 ")
+        writer.close()
         await stack.nothing_left()
 
 
@@ -207,6 +207,13 @@ async def test_an_engine_that_breaks_in_an_answer_ends_it_with_an_error_and_with
         await stack.nothing_left()
 
 
+async def collect(stack: Stack, text: list[str]) -> None:
+    async with stack.http.stream("POST", "/v1/chat/completions", json=body()) as response:
+        assert response.status_code == 200
+        async for piece in response.aiter_text():
+            text.append(piece)
+
+
 @pytest.mark.parametrize("kind", [Break.DIE, Break.RESET])
 async def test_an_engine_whose_connection_breaks_in_an_answer_breaks_the_clients_too(
     start_stack: StartStack, kind: Break
@@ -214,17 +221,11 @@ async def test_an_engine_whose_connection_breaks_in_an_answer_breaks_the_clients
     """Envoy resets what has begun without asking the processor, so the client sees a broken transfer: no clean end."""
     spec = EngineSpec(**{**LONG, "decode_step_s": 0.005}, faults=Faults(break_kind=kind, break_after=5))
     async with start_stack(specs=[spec]) as stack:
-        text = ""
+        text: list[str] = []
         with pytest.raises(httpx2.RemoteProtocolError):
-            async with stack.http.stream("POST", "/v1/chat/completions", json=body()) as response:
-                async for piece in response.aiter_text():
-                    text += piece
-        assert response.status_code == 200
-        assert "data: {" in text
-        assert "[DONE]" not in text
-        with pytest.raises((openai.APIError, httpx2.TransportError)):
-            async for _ in await stack.client().chat.completions.create(**body()):
-                pass
+            await collect(stack, text)
+        assert "data: {" in "".join(text)
+        assert "[DONE]" not in "".join(text)
         await stack.nothing_left()
 
 
