@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from extproc.transport.framing import Deframer, pack_prefix
 
 if TYPE_CHECKING:
-    from ngh2 import Header
-
     from extproc.transport.service import CallHandler
 
 
@@ -27,6 +25,7 @@ class Ngh2Call:
         "gone",
         "handler",
         "held_bytes",
+        "http_status",
         "output",
         "peer_ended",
         "started",
@@ -35,7 +34,11 @@ class Ngh2Call:
     )
 
     def __init__(
-        self, stream_id: int, headers: tuple[Header, ...], limit_bytes: int, on_queued: Callable[[Ngh2Call], None]
+        self,
+        stream_id: int,
+        headers: Sequence[tuple[bytes, bytes]],
+        limit_bytes: int,
+        on_queued: Callable[[Ngh2Call], None],
     ) -> None:
         self.stream_id = stream_id
         self._headers = headers
@@ -50,6 +53,7 @@ class Ngh2Call:
         self.finished = False  # nothing more may be sent: finish() was called, or the stream is gone
         self.aborted = False  # ends with a reset instead of a status
         self.gone = False  # the connection has forgotten the stream
+        self.http_status = b""  # where the request is no gRPC call, in place of a gRPC status
         self.status = 0
         self.details = ""
 
@@ -85,3 +89,8 @@ class Ngh2Call:
         if not self.finished:
             self.aborted = True
             self.finish()
+
+    def refuse(self, http_status: bytes) -> None:
+        """Answer what is no gRPC call in plain HTTP."""
+        self.http_status = http_status
+        self.finish()

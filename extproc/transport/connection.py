@@ -26,7 +26,6 @@ from ngh2 import (
     DataReceived,
     ErrorCode,
     Event,
-    Header,
     NGH2Error,
     PingAcknowledged,
     RequestReceived,
@@ -39,15 +38,13 @@ from ngh2 import (
 )
 
 from extproc.transport.call import Ngh2Call
-from extproc.transport.framing import CompressedMessageError, Deframer, FramingError, MessageTooLargeError
+from extproc.transport.inbound import OpenCalls
 from extproc.transport.limits import TransportLimits
+from extproc.transport.outbound import Outbound
 from extproc.transport.service import Service
-from extproc.transport.status import Status, escape_details
 
 _log = logging.getLogger(__name__)
 
-_RESPONSE_HEADERS: list[Header] = [(b":status", b"200"), (b"content-type", b"application/grpc")]
-_TRAILERS_OK: list[Header] = [(b"grpc-status", b"0")]
 _DRAIN_PING = b"draining"  # tells its answer from a keep-alive's
 
 # ngh2 allocates what one data_to_send returns; above glibc's mmap threshold (128 KiB) that costs system calls, which
@@ -75,17 +72,13 @@ class Ngh2Connection(asyncio.Protocol):
         opened: Callable[[Ngh2Connection], None],
         lost: Callable[[Ngh2Connection], None],
     ) -> None:
-        self._service = service
         self._limits = limits
         self._config = config
         self._opened = opened
         self._lost = lost
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, Ngh2Call] = {}
+        self._calls = OpenCalls(service, limits, self._on_queued)
         self._queued: list[Ngh2Call] = []  # calls with output or an end that ngh2 does not have yet
-        self._slowed: set[int] = set()  # streams with unsent bytes over the high mark: their windows are 0
-        self._ended_first: set[int] = set()  # streams that we ended and the client has not: to be reset once sent
-        self._held_bytes = 0  # of incomplete messages
         self._over = False  # nothing may be given to or asked from ngh2 any more
         self._handling = False  # a flush follows anyway
         self._flush_scheduled = False
@@ -111,6 +104,7 @@ class Ngh2Connection(asyncio.Protocol):
             }
         )
         self._http.set_local_window_size(limits.connection_window_bytes)
+        self._outbound = Outbound(self._http, limits)
         self._restart_timer(limits.handshake_timeout_s, self._tick)
         self._opened(self)
         self._flush()
@@ -145,12 +139,10 @@ class Ngh2Connection(asyncio.Protocol):
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
-        self._slowed.clear()
-        self._ended_first.clear()
         self._queued.clear()
         # No StreamClosed comes for what was open. Handlers may end other calls here, but none can be added.
-        for stream_id in list(self._calls):
-            self._forget(stream_id)
+        for stream_id in list(self._calls.by_stream):
+            self._calls.forget(stream_id)
         self._lost(self)
 
     # What the server calls.
@@ -158,7 +150,7 @@ class Ngh2Connection(asyncio.Protocol):
     @property
     def calls(self) -> int:
         """How many calls are open."""
-        return len(self._calls)
+        return len(self._calls.by_stream)
 
     def drain(self) -> None:
         """Take no new calls, let the open ones finish, then close.
@@ -188,7 +180,7 @@ class Ngh2Connection(asyncio.Protocol):
             self.abort()  # the client does not even read what it has
             return
         try:
-            for stream_id in list(self._calls):
+            for stream_id in list(self._calls.by_stream):
                 self._http.reset_stream(stream_id, ErrorCode.CANCEL)
             self._flush()
             if not self._over:
@@ -209,25 +201,28 @@ class Ngh2Connection(asyncio.Protocol):
         # Of a stream that this same batch resets, nothing is handled: ngh2 has forgotten it already.
         dead = {event.stream_id for event in events if type(event) is StreamReset}
         calls = self._calls
+        by_stream = calls.by_stream
         for event in events:
             kind = type(event)
             if kind is DataReceived:
                 event = cast(DataReceived, event)
-                call = calls.get(event.stream_id)
+                call = by_stream.get(event.stream_id)
                 if call is not None and event.stream_id not in dead:
-                    self._on_data(call, event.data)
+                    calls.on_data(call, event.data)
                     if event.end_stream:
-                        self._on_end(call)
+                        calls.on_end(call)
             elif kind is RequestReceived:
                 event = cast(RequestReceived, event)
                 if event.stream_id not in dead:
-                    self._on_request(event.stream_id, event.headers, event.end_stream)
+                    calls.on_request(event.stream_id, event.headers, end_stream=event.end_stream)
             elif kind is StreamClosed:
-                self._forget(cast(StreamClosed, event).stream_id)
+                stream_id = cast(StreamClosed, event).stream_id
+                self._outbound.forget(stream_id)
+                calls.forget(stream_id)
             elif kind is TrailersReceived:
-                call = calls.get(cast(TrailersReceived, event).stream_id)
+                call = by_stream.get(cast(TrailersReceived, event).stream_id)
                 if call is not None and call.stream_id not in dead:
-                    self._on_end(call)
+                    calls.on_end(call)
             elif kind is PingAcknowledged:
                 if cast(PingAcknowledged, event).opaque_data == _DRAIN_PING:
                     self._http.send_goaway(ErrorCode.NO_ERROR)
@@ -240,107 +235,6 @@ class Ngh2Connection(asyncio.Protocol):
                 self._transport.close()
                 self._restart_timer(self._limits.close_timeout_s, self._transport.abort)
                 return
-
-    def _on_request(self, stream_id: int, headers: tuple[Header, ...], end_stream: bool) -> None:
-        method = path = content_type = b""
-        for name, value in headers:
-            if name == b":path":
-                path = value
-            elif name == b":method":
-                method = value
-            elif name == b"content-type":
-                content_type = value
-        call = Ngh2Call(stream_id, headers, self._limits.max_message_bytes, self._on_queued)
-        call.peer_ended = end_stream
-        self._calls[stream_id] = call
-        if method != b"POST":
-            self._refuse(call, b"405")
-            return
-        if content_type != b"application/grpc" and not content_type.startswith(
-            (b"application/grpc+", b"application/grpc;")
-        ):
-            self._refuse(call, b"415")
-            return
-        open_call = self._service.get(path.decode("latin-1"))
-        if open_call is None:
-            call.finish(Status.UNIMPLEMENTED, f"unknown method {path.decode('latin-1')}")
-            return
-        try:
-            call.handler = open_call(call)
-            if end_stream:
-                call.handler.half_close()
-        except Exception:
-            self._on_handler_error(call)
-
-    def _on_data(self, call: Ngh2Call, data: bytes) -> None:
-        handler = call.handler
-        if call.finished or handler is None:
-            return  # the client has not heard yet that the call is over
-        deframer = call.deframer
-        failure: FramingError | None = None
-        try:
-            messages = deframer.feed(data)
-        except FramingError as error:
-            failure = error
-            messages = error.messages
-        try:
-            for message in messages:
-                handler.message(message)
-                if call.finished:
-                    return
-        except Exception:
-            self._on_handler_error(call)
-            return
-        if failure is not None:
-            self._let_go(call)
-            call.finish(_framing_status(failure), str(failure))
-        elif deframer.held_bytes != call.held_bytes:
-            self._held_bytes += deframer.held_bytes - call.held_bytes
-            call.held_bytes = deframer.held_bytes
-            if self._held_bytes > self._limits.connection_buffer_bytes:
-                self._let_go(call)
-                call.finish(Status.RESOURCE_EXHAUSTED, "too many bytes of unfinished messages on this connection")
-
-    def _let_go(self, call: Ngh2Call) -> None:
-        """Free the message under way: nobody will read it."""
-        self._held_bytes -= call.held_bytes
-        call.held_bytes = 0
-        call.deframer = Deframer(0)
-
-    def _on_end(self, call: Ngh2Call) -> None:
-        call.peer_ended = True
-        self._ended_first.discard(call.stream_id)
-        if call.finished or call.handler is None:
-            return
-        if call.deframer.missing_bytes:
-            call.finish(Status.INTERNAL, "the request ended inside a message")
-            return
-        try:
-            call.handler.half_close()
-        except Exception:
-            self._on_handler_error(call)
-
-    def _on_handler_error(self, call: Ngh2Call) -> None:
-        _log.exception("handler failed: %s", dict(call.metadata).get(b":path", b"").decode("latin-1"))
-        call.finish(Status.INTERNAL, "internal error")
-
-    def _forget(self, stream_id: int) -> None:
-        """The stream is over: the handler hears it now, and nothing of the call is left."""
-        call = self._calls.pop(stream_id, None)
-        if call is None:
-            return
-        self._slowed.discard(stream_id)
-        self._ended_first.discard(stream_id)
-        self._let_go(call)
-        call.gone = call.finished = True
-        call.output = []
-        handler = call.handler
-        call.handler = None
-        if handler is not None:
-            try:
-                handler.closed()
-            except Exception:
-                _log.exception("handler failed in closed()")
 
     # Sending.
 
@@ -359,15 +253,16 @@ class Ngh2Connection(asyncio.Protocol):
         if self._over or self._handling:
             return
         http = self._http
+        outbound = self._outbound
         self._handling = True
         try:
             while True:
                 changed = False
-                touched = self._queued
-                if touched:
+                queued = self._queued
+                if queued:
                     self._queued = []
-                    for call in touched:
-                        self._hand_over(call)
+                    for call in queued:
+                        outbound.hand_over(call)
                 while not self._write_paused:
                     data = http.data_to_send(_WRITE_BYTES)
                     if data:
@@ -376,11 +271,13 @@ class Ngh2Connection(asyncio.Protocol):
                         break
                 unsent_bytes = http.queued_body_size()
                 if unsent_bytes:
-                    changed = self._hold_back(touched, unsent_bytes)
-                if self._slowed:
-                    changed |= self._speed_up()
-                if self._ended_first and not self._write_paused:
-                    changed |= self._reset_ended()
+                    changed = outbound.hold_back(queued)
+                    if unsent_bytes > self._limits.connection_buffer_bytes and not changed:
+                        changed = self._relieve(unsent_bytes)
+                if outbound.slowed:
+                    changed |= outbound.speed_up()
+                if outbound.ended_first and not self._write_paused:
+                    changed |= outbound.reset_ended()
                 events = http.events()
                 if events:
                     self._dispatch(events)
@@ -394,116 +291,14 @@ class Ngh2Connection(asyncio.Protocol):
         finally:
             self._handling = False
 
-    def _hand_over(self, call: Ngh2Call) -> None:
-        """Move what a call has queued to ngh2, its messages as one piece."""
-        call.awaits_flush = False
-        if call.gone:
-            return
-        http = self._http
-        output = call.output
-        try:
-            if call.aborted:
-                http.reset_stream(call.stream_id, ErrorCode.INTERNAL_ERROR)
-                return
-            if not call.started:
-                call.started = True
-                if call.finished and not output:
-                    # Nothing but a status: one header block, which is also what retry policies of proxies look at.
-                    http.send_response(call.stream_id, _RESPONSE_HEADERS + _trailers(call), end_stream=True)
-                    self._ended(call)
-                    return
-                http.send_response(call.stream_id, _RESPONSE_HEADERS)
-            if output:
-                call.output = []
-                http.send_data(call.stream_id, b"".join(output))
-            if call.finished:
-                http.send_trailers(call.stream_id, _trailers(call))
-                self._ended(call)
-        except NGH2Error:
-            call.finished = True
-            call.output = []
-
-    def _refuse(self, call: Ngh2Call, http_status: bytes) -> None:
-        """Answer what is no gRPC call in plain HTTP."""
-        call.finished = call.started = True
-        try:
-            self._http.send_response(call.stream_id, [(b":status", http_status)], end_stream=True)
-        except NGH2Error:
-            return
-        self._ended(call)
-
-    def _ended(self, call: Ngh2Call) -> None:
-        if not call.peer_ended:
-            self._ended_first.add(call.stream_id)
-
-    # Flow control. Each method says whether it gave ngh2 something to write.
-
-    def _hold_back(self, calls: list[Ngh2Call], unsent_bytes: int) -> bool:
-        """Stop reading from those calls whose client does not read, and end those that go too far."""
-        http = self._http
-        limits = self._limits
-        changed = False
-        for call in calls:
-            size = http.queued_body_size(call.stream_id)
-            if size <= limits.stream_queue_high_bytes or call.gone:
-                continue
-            if size > limits.stream_queue_limit_bytes:
-                self._reset_flooded(call)
-                changed = True
-            elif not call.peer_ended and call.stream_id not in self._slowed:
-                try:
-                    http.set_local_window_size(0, stream_id=call.stream_id)
-                except NGH2Error:
-                    continue
-                self._slowed.add(call.stream_id)
-        if unsent_bytes > limits.connection_buffer_bytes and not changed and self._calls:
-            if self._write_paused:
-                _log.warning("connection dropped: %d bytes unsent and the client does not read", unsent_bytes)
-                self.abort()
-                return False
-            self._reset_flooded(max(self._calls.values(), key=lambda call: http.queued_body_size(call.stream_id)))
-            changed = True
-        return changed
-
-    def _reset_flooded(self, call: Ngh2Call) -> None:
-        """Drop a call with everything unsent. A gRPC client sees RESOURCE_EXHAUSTED."""
-        _log.warning("call reset: %d bytes unsent", self._http.queued_body_size(call.stream_id))
-        call.finished = True
-        call.output = []
-        self._http.reset_stream(call.stream_id, ErrorCode.ENHANCE_YOUR_CALM)
-
-    def _speed_up(self) -> bool:
-        """Read again from calls whose client has caught up."""
-        http = self._http
-        low = self._limits.stream_queue_low_bytes
-        caught_up = [stream_id for stream_id in self._slowed if http.queued_body_size(stream_id) <= low]
-        for stream_id in caught_up:
-            self._slowed.discard(stream_id)
-            try:
-                http.set_local_window_size(self._limits.stream_window_bytes, stream_id=stream_id)
-            except NGH2Error:
-                continue
-        return bool(caught_up)
-
-    def _reset_ended(self) -> bool:
-        """Close streams that only we have ended, so that clients stop sending (RFC 9113, section 8.1).
-
-        Only once the trailers are out: a reset overtakes them, and ngh2 holds them while a window is exactly 0.
-        """
-        http = self._http
-        if http.remote_window_size <= 0:
+    def _relieve(self, unsent_bytes: int) -> bool:
+        """Too much is unsent: drop the largest call, or the connection if not even that could be said to the client."""
+        if self._write_paused:
+            _log.warning("connection dropped: %d bytes unsent and the client does not read", unsent_bytes)
+            self.abort()
             return False
-        changed = False
-        for stream_id in list(self._ended_first):
-            try:
-                if http.queued_body_size(stream_id) or http.stream_remote_window_size(stream_id) <= 0:
-                    continue
-                http.reset_stream(stream_id, ErrorCode.NO_ERROR)
-                changed = True
-            except NGH2Error:
-                pass  # its StreamClosed is on the way
-            self._ended_first.discard(stream_id)
-        return changed
+        self._outbound.reset_largest(self._calls.by_stream.values())
+        return True
 
     # Time.
 
@@ -513,31 +308,22 @@ class Ngh2Connection(asyncio.Protocol):
             _log.info("connection dropped: no HTTP/2 within %g s", self._limits.handshake_timeout_s)
             self.abort()
             return
-        if self._heard:
-            self._heard = self._pinged = False
-        elif self._pinged:
+        if self._pinged and not self._heard:
             _log.info("connection dropped: silent for %g s", 2 * self._limits.keepalive_s)
             self.abort()
             return
-        else:
-            self._pinged = True
-            self._http.ping()
-            self._flush()
         self._restart_timer(self._limits.keepalive_s, self._tick)
+        self._pinged = not self._heard
+        self._heard = False
+        if self._pinged:
+            try:
+                self._http.ping()
+            except NGH2Error:
+                self.abort()
+                return
+            self._flush()
 
     def _restart_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(delay_s, callback)
-
-
-def _trailers(call: Ngh2Call) -> list[Header]:
-    if not call.status and not call.details:
-        return _TRAILERS_OK
-    return [(b"grpc-status", b"%d" % call.status), (b"grpc-message", escape_details(call.details))]
-
-
-def _framing_status(error: FramingError) -> Status:
-    if isinstance(error, MessageTooLargeError):
-        return Status.RESOURCE_EXHAUSTED
-    return Status.UNIMPLEMENTED if isinstance(error, CompressedMessageError) else Status.INTERNAL
