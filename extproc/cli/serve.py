@@ -87,6 +87,6 @@ async def _serve(config: Config, transport: Transport, settle_s: float) -> None:
             await processor.stop(settle_s=0.0, grace_s=0.0)
         else:
             stop.result()
-    except (ResolveError, ListenError) as error:
+    except (ResolveError, ListenError, OSError) as error:
         await processor.stop(settle_s=0.0, grace_s=0.0)
         raise CommandError(str(error)) from None

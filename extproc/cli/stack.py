@@ -77,9 +77,11 @@ async def start_envoy(
 
 
 async def processor_serves(address: Address) -> None:
-    """Wait until the processor's gRPC health service answers SERVING."""
+    """Wait until the processor's gRPC health service answers SERVING for all pools."""
     import grpc
     import grpc.aio
+
+    from extproc.gateway.processor import ALL_POOLS
 
     options = [
         ("grpc.enable_http_proxy", 0),
@@ -88,11 +90,12 @@ async def processor_serves(address: Address) -> None:
         ("grpc.min_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 200),
     ]
+    request = b"\x0a" + bytes([len(ALL_POOLS)]) + ALL_POOLS.encode()  # HealthCheckRequest{service: ALL_POOLS}
     async with grpc.aio.insecure_channel(str(address), options=options) as channel:
         check = channel.unary_unary(_HEALTH_CHECK, request_serializer=bytes, response_deserializer=bytes)
         while True:
             with contextlib.suppress(grpc.RpcError):
-                if await check(b"", wait_for_ready=True) == _SERVING:
+                if await check(request, wait_for_ready=True) == _SERVING:
                     return
             await asyncio.sleep(_POLL_S)
 

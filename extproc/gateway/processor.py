@@ -30,6 +30,9 @@ READINESS = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
 
 LIVENESS = "liveness"
 
+ALL_POOLS = "all-pools"
+"""Health service that says whether every pool can take requests: for those who start everything together."""
+
 
 class Processor:
     """One processor process."""
@@ -77,7 +80,7 @@ class Processor:
         self._gateway = gateway
         exchanges = ExtProcService(gateway, deadline_s=limits.deadline_s, held_bodies_bytes=limits.held_bytes)
         self._exchanges = exchanges
-        for name in READINESS:
+        for name in (*READINESS, ALL_POOLS):
             self._health.set(name, ServingStatus.NOT_SERVING)
         self._health.set(LIVENESS, ServingStatus.SERVING)
         service = {**exchanges.service(), **self._health.service()}
@@ -120,6 +123,7 @@ class Processor:
         for name in READINESS:
             self._health.set(name, ServingStatus.SERVING)
         if not self._not_ready:
+            self._health.set(ALL_POOLS, ServingStatus.SERVING)
             self.ready.set()
 
     async def stop(self, *, settle_s: float, grace_s: float) -> None:
