@@ -38,6 +38,9 @@ class Outbound:
         http = self._http
         output = call.output
         try:
+            if call.aborted:
+                http.reset_stream(call.stream_id, ErrorCode.INTERNAL_ERROR)
+                return
             if not call.started:
                 call.started = True
                 if call.finished and not output:
