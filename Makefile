@@ -5,6 +5,7 @@
 #   make lint                    formatting, lint, types
 #   make format                  mend formatting and what lint can mend
 #   make test-engines            the chat tests against real engines; installs gigabytes, takes minutes
+#   make bench-transport         benchmarks/bench_transport.py; so with every other benchmark there
 #   make clean                   remove .venv and what tools left behind
 #
 # PYTHON=/path/to/python3 names the interpreter to use.
@@ -32,7 +33,14 @@ lint: $(BIN)/made-for-tests
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -m 'not engines' $(ARGS)
+
+test-engines: $(BIN)/made-for-tests
+	$(BIN)/python tests/engines_real/install.py
+	$(BIN)/pytest -m engines tests/engines_real $(ARGS)
+
+bench-%: $(BIN)/made-for-tests
+	$(BIN)/python benchmarks/bench_$(subst -,_,$*).py $(ARGS)
 
 format: $(BIN)/made-for-tests
 	$(BIN)/ruff format .
