@@ -13,8 +13,10 @@ from ngh2 import ErrorCode, Setting
 from raw_client import PREFACE, RawClient, request_headers
 from transport_probe import ECHO, FLOOD, FLOOD_MESSAGE, HOLD, PATIENCE_S, Probe
 
+from extproc.transport.call import Ngh2Call
 from extproc.transport.framing import frame
 from extproc.transport.limits import KIB, MIB, TransportLimits
+from extproc.transport.server import Ngh2Server
 
 GRPC_STATUS = b"grpc-status"
 
@@ -325,3 +327,30 @@ async def test_a_stop_while_clients_are_silent_or_half_connected_ends(start: Sta
     async with asyncio.timeout(PATIENCE_S):
         await server.stop(10 * PATIENCE_S)
     client.writer.transport.abort()
+
+
+async def test_a_handler_can_break_a_call_as_a_crash_would(start: Start, connect: Connect, probe: Probe) -> None:
+    async with RawClient(await start()) as client:
+        broken, other = client.request(HOLD, frame(b"one")), client.request(ECHO, frame(b"one"), end=True)
+        await client.until(lambda: other in client.closed)
+        call = probe.calls[0].call
+        assert isinstance(call, Ngh2Call)
+        call.reset()
+        call.finish()
+        await client.until(lambda: broken in client.closed)
+        assert client.closed[broken] == ErrorCode.INTERNAL_ERROR
+        assert broken not in client.headers
+    await probe.until_all_closed(2)
+
+
+async def test_a_server_can_break_all_connections_as_a_crash_would(
+    start: Start, connect: Connect, probe: Probe
+) -> None:
+    server = await start()
+    assert isinstance(server, Ngh2Server)
+    call = connect(server).stream_stream(HOLD)()
+    await call.write(b"one")
+    await probe.until(lambda: bool(probe.calls))
+    server.abort()
+    assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    await probe.until_all_closed(1)
