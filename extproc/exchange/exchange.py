@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 from extproc.exchange import messages
 from extproc.exchange.application import (
@@ -55,7 +55,7 @@ Replies = list[bytes]
 _GRPC_TRAILERS = ("grpc-status", "grpc-message", "grpc-status-details-bin")
 
 
-class State(Enum):
+class State(IntEnum):  # an int, because its hash is looked up for every message
     """Where the conversation stands; see the module's table."""
 
     HEAD = auto()
