@@ -33,7 +33,7 @@ lint: $(BIN)/made-for-tests
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m 'not engines' $(ARGS)
+	$(BIN)/pytest -n 4 -m 'not engines' $(ARGS)
 
 test-engines: $(BIN)/made-for-tests
 	$(BIN)/python tests/engines_real/install.py
