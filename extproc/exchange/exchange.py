@@ -305,11 +305,14 @@ class Exchange:
         output = answer.end(messages.header_dict(message.response_trailers.trailers))
         replies: Replies = []
         if isinstance(output, Begin):
-            # Held to the end: one message with headers and body, in place of the upstream's body and trailers.
-            return self._replace(output)
-        assert self.state is State.BEGUN, "an answer that ends without a beginning"
-        if output is not None:
-            replies += messages.response_body(output.body, False)
+            if len(output.body) <= messages.MAX_PIECE_BYTES:
+                # Held to the end: one message with headers and body, in place of the upstream's body and trailers.
+                return self._replace(output)
+            replies += self._emit(output)
+        else:
+            assert self.state is State.BEGUN, "an answer that ends without a beginning"
+            if output is not None:
+                replies += messages.response_body(output.body, False)
         replies.append(messages.response_trailers(_GRPC_TRAILERS))
         self.state = State.OVER
         return replies

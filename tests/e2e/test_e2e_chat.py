@@ -200,6 +200,19 @@ async def test_bodies_of_any_size_arrive_whole(start_stack: StartStack, size: in
         await stack.nothing_left()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_answers_of_any_size_arrive_whole(start_stack: StartStack, stream: bool) -> None:
+    text = "".join(f"Sentence number {i} of a long answer. " for i in range(6000))
+    spec = EngineSpec(**INSTANT, context_tokens=1_000_000, answers=Answers.SCRIPT, texts=(text,), tokens_per_chunk=50)
+    async with start_stack(specs=[spec]) as stack:
+        if stream:
+            assert text_of(await chunks_of(stack)) == text
+        else:
+            answer = await stack.client().chat.completions.create(model="simulated", messages=HELLO)
+            assert answer.choices[0].message.content == text
+        await stack.nothing_left()
+
+
 async def test_a_body_over_the_limit_is_refused_in_the_clients_dialect(start_stack: StartStack) -> None:
     async with start_stack(settings={"limits": {"body_bytes": 100_000}}) as stack:
         messages: list[Any] = [{"role": "user", "content": "x" * 200_000}]

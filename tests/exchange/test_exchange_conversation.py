@@ -174,6 +174,15 @@ def test_an_answer_held_to_the_end_is_one_reply_that_replaces_body_and_trailers(
     assert reply.response_headers.response.body_mutation.body == b"ab"
 
 
+def test_a_large_answer_held_to_the_end_goes_out_in_pieces() -> None:
+    exchange, _ = forwarded(FakeAnswer(held=True))
+    exchange.receive(fakes.response_headers())
+    exchange.receive(fakes.response_body(bytes(100_000)))
+    replies = exchange.receive(fakes.response_trailers())
+    assert kinds(replies) == ["response_headers", "response_body", "response_body", "response_trailers"]
+    assert not any(r.response_body.response.body_mutation.streamed_response.end_of_stream for r in parse(replies)[1:3])
+
+
 def test_an_answer_of_headers_alone_is_replaced() -> None:
     exchange, application = forwarded()
     (reply,) = parse(exchange.receive(fakes.response_headers(end=True, grpc_status="8")))
