@@ -13,8 +13,8 @@ def logprob_of(token: int) -> float:
 
 
 def alternatives(token: int, count: int, vocabulary: int) -> vllm_engine_pb2.TopLogProbs:
-    """The likeliest tokens of a position, the sampled one first; it is there also where `count` is 0."""
-    places = range(max(count, 1))
+    """The likeliest tokens of a position, the sampled one first."""
+    places = range(count)
     return vllm_engine_pb2.TopLogProbs(
         values=[logprob_of(token) - place / 4 for place in places],
         token_ids=[(token + 31 * place) % vocabulary for place in places],
@@ -26,7 +26,8 @@ def of_output(ids: Sequence[int], count: int, vocabulary: int) -> vllm_engine_pb
     return vllm_engine_pb2.OutputLogProbs(
         token_logprobs=[logprob_of(token) for token in ids],
         token_ids=ids,
-        top_logprobs=[alternatives(token, count, vocabulary) for token in ids],
+        # With a count of 0 there is not even an empty list for each token.
+        top_logprobs=[alternatives(token, count, vocabulary) for token in ids] if count else [],
     )
 
 

@@ -5,7 +5,7 @@ The texts are those of vLLM where gateways look into them, as for a prompt that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from smg_grpc_proto.generated import vllm_engine_pb2
@@ -15,6 +15,7 @@ from extproc.simulator.constants import MAX_LOGPROBS
 from extproc.transport.status import RpcError, Status
 
 _MAX_CHOICES = 16_384  # vLLM's VLLM_MAX_N_SEQUENCES
+_GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,9 @@ def read_sampling(params: vllm_engine_pb2.SamplingParams, vocabulary: int) -> Sa
         raise _refused(f"repetition_penalty must be greater than zero, got {params.repetition_penalty}.")
     if params.n > _MAX_CHOICES:
         raise _refused(f"n must be at most {_MAX_CHOICES}, got {params.n}.")
+    greedy = params.HasField("temperature") and params.temperature < _GREEDY_BELOW
+    if greedy and params.n > 1:
+        raise _refused(f"n must be 1 when using greedy sampling, got {params.n}.")
     if max_tokens == 0:
         raise _refused("max_tokens must be at least 1, got 0.")
     if max_tokens is not None and params.min_tokens > max_tokens:
@@ -88,9 +92,8 @@ def read_sampling(params: vllm_engine_pb2.SamplingParams, vocabulary: int) -> Sa
     if "" in params.stop:
         raise _refused("stop cannot contain an empty string.")
     bias = dict(params.logit_bias) if params.logit_bias else {}
-    unknown = [token for token in bias if not 0 <= token < vocabulary]
-    if unknown:
-        raise _refused(f"token_id(s) {unknown} in logit_bias contain out-of-vocab token ids. Vocabulary: {vocabulary}")
+    _known_ids("logit_bias", bias, vocabulary)
+    _known_ids("stop_token_ids", params.stop_token_ids, vocabulary)
     return Sampling(
         n=params.n or 1,
         max_tokens=max_tokens,
@@ -103,8 +106,17 @@ def read_sampling(params: vllm_engine_pb2.SamplingParams, vocabulary: int) -> Sa
         logprobs=_logprobs(params, "logprobs", "sample"),
         prompt_logprobs=_logprobs(params, "prompt_logprobs", "prompt"),
         seed=params.seed if params.HasField("seed") else None,
-        greedy=params.HasField("temperature") and params.temperature == 0,
+        greedy=greedy,
     )
+
+
+def _known_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:
+    unknown = [token for token in ids if not 0 <= token < vocabulary]
+    if unknown:
+        raise _refused(
+            f"token_id(s) {unknown} in {name} contain out-of-vocab token ids. Vocabulary size: {vocabulary} "
+            f"(parameter={name}, value={unknown})"
+        )
 
 
 def _logprobs(params: vllm_engine_pb2.SamplingParams, name: str, what: str) -> int | None:

@@ -29,7 +29,9 @@ CASES = {
     "prompt logprobs": ([100], {"prompt_logprobs": 21}, "Requested prompt logprobs of 21"),
     "too many choices": ([100], {"n": 20_000}, "n must be at most 16384"),
     "empty stop": ([100], {"stop": [""]}, "stop cannot contain an empty string"),
-    "bias": ([100], {"logit_bias": {999_999: 1.0}}, "out-of-vocab"),
+    "greedy choices": ([100], {"n": 2, "temperature": 0.0}, "n must be 1 when using greedy sampling, got 2."),
+    "bias": ([100], {"logit_bias": {999_999: 1.0}}, "token_id(s) [999999] in logit_bias contain out-of-vocab"),
+    "stop token": ([100], {"stop_token_ids": [999_999]}, "token_id(s) [999999] in stop_token_ids contain out-of-vocab"),
 }
 
 

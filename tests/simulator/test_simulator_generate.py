@@ -198,6 +198,13 @@ async def test_logprobs_come_with_every_token(start):
         assert all(list(top.values) == sorted(top.values, reverse=True) for top in scores.top_logprobs)
 
 
+async def test_no_alternatives_are_listed_for_a_count_of_0(start):
+    client = await start()
+    scores = (await client.generate("x", logprobs=0)).completes[0].output_logprobs
+    assert scores.token_ids
+    assert not scores.top_logprobs
+
+
 async def test_no_logprobs_unless_asked(start):
     client = await start()
     answer = await client.generate(chat("hi"))
