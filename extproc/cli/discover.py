@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from extproc.cli.errors import CommandError
 from extproc.config.address import HostPort
-from extproc.engines.control import ControlError, ModelInfo, WorkerControl, connect
+from extproc.engines.control import ControlError, ModelInfo, WorkerControl, open_channel
+from extproc.engines.registry import ENGINES
 
 _CALL_TIMEOUT_S = 30.0
 _ARCHIVE_LIMIT_BYTES = 256 << 20
@@ -27,6 +28,7 @@ class FoundWorker(Struct, frozen=True):
     """One worker and what it said."""
 
     address: HostPort
+    engine: str  # the protocol that it speaks, as a configuration calls it
     model: ModelInfo
     tokenizer: frozenset[tuple[str, int, int]]  # of each file: its name, CRC-32 and size
 
@@ -35,6 +37,7 @@ class FoundPool(Struct, frozen=True):
     """Workers that are interchangeable."""
 
     name: str
+    engine: str
     model: str
     workers: tuple[HostPort, ...]
     context_tokens: int  # 0: the workers do not say
@@ -45,12 +48,12 @@ async def discover(addresses: Sequence[HostPort], wait_s: float) -> list[FoundPo
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(address: HostPort) -> FoundWorker:
-        async with connect(str(address)) as control:
-            await _until_healthy(control, wait_s)
+        async with open_channel(str(address)) as channel:
+            control = await _until_healthy([WorkerControl(str(address), channel, name) for name in ENGINES], wait_s)
             async with gate:
                 model = await control.model_info(_CALL_TIMEOUT_S)
                 archive = await control.tokenizer(_CALL_TIMEOUT_S, _ARCHIVE_LIMIT_BYTES)
-        return FoundWorker(address, model, _fingerprint(str(address), archive.content))
+        return FoundWorker(address, control.engine, model, _fingerprint(str(address), archive.content))
 
     answers = await asyncio.gather(*(ask(address) for address in addresses), return_exceptions=True)
     problems = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -68,6 +71,7 @@ def group(workers: Sequence[FoundWorker]) -> list[FoundPool]:
     for worker in workers:
         model = worker.model
         key = (
+            worker.engine,
             model.served_name,
             worker.tokenizer,
             model.vocabulary,
@@ -83,7 +87,7 @@ def group(workers: Sequence[FoundWorker]) -> list[FoundPool]:
         name = pool_name(model.served_name, names)
         names.add(name)
         addresses = tuple(member.address for member in members)
-        found.append(FoundPool(name, model.served_name, addresses, model.context_tokens))
+        found.append(FoundPool(name, members[0].engine, model.served_name, addresses, model.context_tokens))
     return found
 
 
@@ -95,18 +99,22 @@ def pool_name(model: str, taken: set[str]) -> str:
     return next(name for name in candidates if name not in taken and name != "processor")
 
 
-async def _until_healthy(control: WorkerControl, wait_s: float) -> None:
-    """Engines load their models for minutes and answer nothing, or `not serving`, until then."""
+async def _until_healthy(protocols: Sequence[WorkerControl], wait_s: float) -> WorkerControl:
+    """Of one worker's possible protocols the one in which it says that it is healthy.
+
+    Engines load their models for minutes and answer nothing, or `not serving`, until then.
+    """
     try:
         async with asyncio.timeout(wait_s):
             while True:
-                if await control.healthy(wait_s):
-                    return
+                for control in protocols:
+                    if await control.healthy(wait_s):
+                        return control
                 await asyncio.sleep(_RETRY_S)
     except TimeoutError:
         raise ControlError(
-            f"worker {control.address} was not healthy within {wait_s:g} s; is a vLLM gRPC server running there "
-            "(vllm serve MODEL --grpc)? --worker-startup-timeout-secs waits longer"
+            f"worker {protocols[0].address} was not healthy within {wait_s:g} s; is a vLLM gRPC server running there "
+            "(vllm serve MODEL --grpc), or one of MLX? --worker-startup-timeout-secs waits longer"
         ) from None
 
 

@@ -59,6 +59,7 @@ def gateway_settings(
         "pools": [
             {
                 "name": pool.name,
+                "engine": pool.engine,
                 "models": [{"name": pool.model}],
                 "workers": [worker(address) for address in pool.workers],
                 "tokenizer": "worker",

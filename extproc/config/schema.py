@@ -295,7 +295,7 @@ class Pool(Section):
     """Workers that are interchangeable: one engine protocol, one tokenizer, one chat template, the same models."""
 
     name: PoolName = Field(description="The pool's name: 1 to 63 of a-z, 0-9 and `-`. Envoy's cluster has the same.")
-    engine: Literal["vllm"] = Field(default="vllm", description="The protocol that the workers speak.")
+    engine: Literal["vllm", "mlx"] = Field(default="vllm", description="The protocol that the workers speak.")
     models: tuple[Annotated[Model, _shorthand("name")], ...] = Field(
         min_length=1,
         description="The models that its workers serve.",

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import Any
 
 import grpc
 import grpc.aio
 from msgspec import Struct
-from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import (
+    common_pb2,
+    mlx_engine_pb2,
+    mlx_engine_pb2_grpc,
+    vllm_engine_pb2,
+    vllm_engine_pb2_grpc,
+)
 
 _MAX_MESSAGE_BYTES = 64 << 20
 
@@ -37,17 +45,62 @@ class TokenizerArchive(Struct, frozen=True):
     sha256: str  # hexadecimal, as the worker computed it
 
 
-class WorkerControl:
-    """Control calls to one vLLM worker."""
+def _vllm_info(model: Any, server: Any) -> ModelInfo:
+    return ModelInfo(
+        served_name=model.served_model_name or model.model_path,
+        model_path=model.model_path,
+        tokenizer_path=model.tokenizer_path,
+        context_tokens=max(model.max_context_length, 0),
+        vocabulary=max(model.vocab_size, 0),
+        eos_token_ids=tuple(model.eos_token_ids),
+        block_tokens=max(server.block_size, 0),
+        data_parallel_size=max(server.data_parallel_size, 1),
+    )
 
-    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+
+def _mlx_info(model: Any, _server: Any) -> ModelInfo:
+    return ModelInfo(
+        served_name=model.served_model_name or model.model_path,
+        model_path=model.model_path,
+        tokenizer_path=model.model_path,
+        context_tokens=model.max_context_length,
+        vocabulary=model.vocab_size,
+        eos_token_ids=tuple(model.eos_token_ids),
+        block_tokens=0,
+        data_parallel_size=1,
+    )
+
+
+class _Service(Struct, frozen=True):
+    """An engine's control calls, which have the same names in all protocols."""
+
+    stub: Callable[[grpc.aio.Channel], Any]
+    messages: ModuleType
+    info: Callable[[Any, Any], ModelInfo]  # of the answers to GetModelInfo and GetServerInfo
+
+
+_SERVICES = {
+    "vllm": _Service(vllm_engine_pb2_grpc.VllmEngineStub, vllm_engine_pb2, _vllm_info),
+    "mlx": _Service(mlx_engine_pb2_grpc.MlxEngineStub, mlx_engine_pb2, _mlx_info),
+}
+"""By the name that a configuration uses."""
+
+
+class WorkerControl:
+    """Control calls to one worker."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel, engine: str) -> None:
         self.address = address
-        self._stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        self.engine = engine
+        service = _SERVICES[engine]
+        self._stub = service.stub(channel)
+        self._messages = service.messages
+        self._info = service.info
 
     async def healthy(self, timeout_s: float) -> bool:
         """Whether the worker answers HealthCheck, and well."""
         try:
-            answer = await self._stub.HealthCheck(vllm_engine_pb2.HealthCheckRequest(), timeout=timeout_s)
+            answer = await self._stub.HealthCheck(self._messages.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError:
             return False
         return bool(answer.healthy)
@@ -55,20 +108,11 @@ class WorkerControl:
     async def model_info(self, timeout_s: float) -> ModelInfo:
         """GetModelInfo and GetServerInfo. Raises ControlError."""
         try:
-            model = await self._stub.GetModelInfo(vllm_engine_pb2.GetModelInfoRequest(), timeout=timeout_s)
-            server = await self._stub.GetServerInfo(vllm_engine_pb2.GetServerInfoRequest(), timeout=timeout_s)
+            model = await self._stub.GetModelInfo(self._messages.GetModelInfoRequest(), timeout=timeout_s)
+            server = await self._stub.GetServerInfo(self._messages.GetServerInfoRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise _failed(self.address, "GetModelInfo", error) from error
-        return ModelInfo(
-            served_name=model.served_model_name or model.model_path,
-            model_path=model.model_path,
-            tokenizer_path=model.tokenizer_path,
-            context_tokens=max(model.max_context_length, 0),
-            vocabulary=max(model.vocab_size, 0),
-            eos_token_ids=tuple(model.eos_token_ids),
-            block_tokens=max(server.block_size, 0),
-            data_parallel_size=max(server.data_parallel_size, 1),
-        )
+            raise self._failed("GetModelInfo", error) from error
+        return self._info(model, server)
 
     async def tokenizer(self, timeout_s: float, limit_bytes: int) -> TokenizerArchive:
         """GetTokenizer: a zip in chunks, its digest in the last. Raises ControlError."""
@@ -86,7 +130,7 @@ class WorkerControl:
                         "set `tokenizer` of the pool to a folder"
                     )
         except grpc.RpcError as error:
-            raise _failed(self.address, "GetTokenizer", error) from error
+            raise self._failed("GetTokenizer", error) from error
         if not pieces or not digest:
             raise ControlError(
                 f"worker {self.address} gave no tokenizer, or one without a digest; "
@@ -94,18 +138,19 @@ class WorkerControl:
             )
         return TokenizerArchive(b"".join(pieces), digest)
 
-
-def _failed(address: str, call: str, error: grpc.RpcError) -> ControlError:
-    code = error.code().name if hasattr(error, "code") else "UNKNOWN"
-    details = error.details() if hasattr(error, "details") else str(error)
-    return ControlError(f"worker {address} did not answer {call} ({code}: {details}); is it a vLLM gRPC server?")
+    def _failed(self, call: str, error: grpc.RpcError) -> ControlError:
+        code = error.code().name if hasattr(error, "code") else "UNKNOWN"
+        details = error.details() if hasattr(error, "details") else str(error)
+        return ControlError(
+            f"worker {self.address} did not answer {call} ({code}: {details}); is it a gRPC server of {self.engine}?"
+        )
 
 
 @asynccontextmanager
-async def connect(address: str) -> AsyncIterator[WorkerControl]:
-    """A connection to `host:port` for a few calls."""
+async def connect(address: str, engine: str) -> AsyncIterator[WorkerControl]:
+    """A connection to `host:port` for a few calls, to an engine of the given protocol."""
     async with open_channel(address) as channel:
-        yield WorkerControl(address, channel)
+        yield WorkerControl(address, channel, engine)
 
 
 def open_channel(address: str, options: Sequence[tuple[str, object]] = ()) -> grpc.aio.Channel:

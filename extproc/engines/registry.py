@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from extproc.engines.base import Engine
+from extproc.engines.mlx import MlxEngine
 from extproc.engines.vllm import VllmEngine
 
-ENGINES: dict[str, type[Engine]] = {VllmEngine.name: VllmEngine}
+ENGINES: dict[str, type[Engine]] = {VllmEngine.name: VllmEngine, MlxEngine.name: MlxEngine}
 
 
 def engine(name: str) -> Engine:

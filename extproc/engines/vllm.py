@@ -14,12 +14,11 @@ from msgspec import UNSET
 from smg_grpc_proto.generated.vllm_engine_pb2 import (
     GenerateRequest,
     GenerateResponse,
-    OutputLogProbs,
     SamplingParams,
-    TokenizedInput,
 )
 
-from extproc.engines.base import Decoder, Ended, EngineEvent, EngineRequest, ProtocolError, Tokens, TokenScores
+from extproc.engines.base import Decoder, Ended, EngineEvent, EngineRequest, ProtocolError, Tokens
+from extproc.engines.fields import logprobs_to_ask, scores
 from extproc.engines.grpc_status import error_of
 from extproc.ir import ErrorInfo, ErrorKind, FinishReason, Sampling
 from extproc.transport.framing import Deframer, FramingError, frame
@@ -42,12 +41,10 @@ class VllmEngine:
 
     def generate(self, request_id: str, prompt: Sequence[int], sampling: Sampling, *, stream: bool) -> EngineRequest:
         """The gRPC request for one prompt of token ids."""
-        message = GenerateRequest(
-            request_id=request_id,
-            tokenized=TokenizedInput(input_ids=prompt),
-            sampling_params=_sampling_params(sampling),
-            stream=stream,
-        )
+        message = GenerateRequest(request_id=request_id, stream=stream)
+        # Filled in place: a message given to the constructor is copied, ids and all.
+        message.tokenized.input_ids.extend(prompt)
+        _fill_sampling(message.sampling_params, sampling)
         return EngineRequest(GENERATE, frame(message.SerializeToString()))
 
     def decoder(self, choices: int) -> Decoder:
@@ -55,19 +52,22 @@ class VllmEngine:
         return VllmDecoder(choices)
 
 
-def _sampling_params(sampling: Sampling) -> SamplingParams:
-    params = SamplingParams(
-        top_p=1.0 if sampling.top_p is UNSET else sampling.top_p,
-        repetition_penalty=1.0 if sampling.repetition_penalty is UNSET else sampling.repetition_penalty,
-        n=sampling.n,
-        stop=sampling.stop,
-        stop_token_ids=sampling.stop_token_ids,
-        skip_special_tokens=sampling.skip_special_tokens,
-        spaces_between_special_tokens=True,
-        ignore_eos=sampling.ignore_eos,
-        include_stop_str_in_output=sampling.include_stop,
-        logit_bias=sampling.logit_bias,
-    )
+def _fill_sampling(params: SamplingParams, sampling: Sampling) -> None:
+    params.top_p = 1.0 if sampling.top_p is UNSET else sampling.top_p
+    params.repetition_penalty = 1.0 if sampling.repetition_penalty is UNSET else sampling.repetition_penalty
+    params.n = sampling.n
+    params.spaces_between_special_tokens = True
+    params.skip_special_tokens = sampling.skip_special_tokens
+    if sampling.stop:
+        params.stop.extend(sampling.stop)
+    if sampling.stop_token_ids:
+        params.stop_token_ids.extend(sampling.stop_token_ids)
+    if sampling.ignore_eos:
+        params.ignore_eos = True
+    if sampling.include_stop:
+        params.include_stop_str_in_output = True
+    if sampling.logit_bias:
+        params.logit_bias.update(sampling.logit_bias)
     if sampling.temperature is not UNSET:
         params.temperature = sampling.temperature
     if sampling.top_k is not UNSET:
@@ -87,8 +87,7 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
         # The wire has 32 bits. A larger seed is folded, so that different ones stay different, not clamped to one.
         params.seed = seed if -(1 << 31) <= seed < 1 << 31 else seed & 0x7FFF_FFFF
     if sampling.top_logprobs is not None:
-        params.logprobs = max(sampling.top_logprobs, 1)
-    return params
+        params.logprobs = logprobs_to_ask(sampling.top_logprobs)
 
 
 class VllmDecoder:
@@ -123,8 +122,8 @@ class VllmDecoder:
                     self.completion_tokens += chunk.completion_tokens
                     self.prompt_tokens = chunk.prompt_tokens
                     self.cached_tokens = chunk.cached_tokens
-                    scores = _scores(chunk.output_logprobs) if chunk.HasField("output_logprobs") else None
-                    events.append(Tokens(choice, chunk.token_ids, scores))
+                    found = scores(chunk.output_logprobs) if chunk.HasField("output_logprobs") else None
+                    events.append(Tokens(choice, chunk.token_ids, found))
                 elif response.HasField("complete"):
                     self._complete(response, events)
                 else:
@@ -142,8 +141,8 @@ class VllmDecoder:
             self.cached_tokens = complete.cached_tokens
         if choice not in self._streamed:
             self.completion_tokens += complete.completion_tokens
-            scores = _scores(complete.output_logprobs) if complete.HasField("output_logprobs") else None
-            events.append(Tokens(choice, complete.output_ids, scores))
+            found = scores(complete.output_logprobs) if complete.HasField("output_logprobs") else None
+            events.append(Tokens(choice, complete.output_ids, found))
         reason = _FINISH.get(complete.finish_reason, FinishReason.ABORT)
         matched = complete.WhichOneof("matched_stop")
         if matched == "matched_stop_str":
@@ -170,15 +169,3 @@ class VllmDecoder:
                 kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated"
             )
         return None
-
-
-def _scores(logprobs: OutputLogProbs) -> list[TokenScores]:
-    tops = logprobs.top_logprobs
-    alternatives = [list(zip(top.token_ids, top.values, strict=False)) for top in tops]
-    missing = len(logprobs.token_ids) - len(alternatives)
-    if missing > 0:
-        alternatives.extend([] for _ in range(missing))
-    return [
-        TokenScores(token_id, value, top)
-        for token_id, value, top in zip(logprobs.token_ids, logprobs.token_logprobs, alternatives, strict=False)
-    ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from extproc.engines.base import Engine
-from extproc.ir import ErrorInfo, ErrorKind, RequestError
+from extproc.ir import UNSET, ErrorInfo, ErrorKind, RequestError, Sampling
 from extproc.routing.pool import Pool, no_worker
 from extproc.tokens.model import ModelTokens
 
@@ -39,3 +41,29 @@ class Backend:
                     code="context_length_exceeded",
                 )
             )
+
+    def check_sampling(self, sampling: Sampling) -> Sampling:
+        """The same, with a top_k that leaves every token out of it. Raises RequestError for ids that are no tokens.
+
+        Not every engine looks at them: MLX dies of such an id, and of such a top_k it stops for all its requests.
+        """
+        vocabulary = self.ready_tokens().vocab_size
+        if sampling.logit_bias and max(sampling.logit_bias) >= vocabulary:
+            raise _no_token(max(sampling.logit_bias), "logit_bias", vocabulary)
+        if sampling.stop_token_ids and max(sampling.stop_token_ids) >= vocabulary:
+            raise _no_token(max(sampling.stop_token_ids), "stop_token_ids", vocabulary)
+        top_k = sampling.top_k
+        if top_k is not UNSET and top_k >= vocabulary:
+            return msgspec.structs.replace(sampling, top_k=0)
+        return sampling
+
+
+def _no_token(token_id: int, field: str, vocabulary: int) -> RequestError:
+    return RequestError(
+        ErrorInfo(
+            kind=ErrorKind.INVALID_REQUEST,
+            message=f"Invalid '{field}': there is no token {token_id} among the {vocabulary} of this model.",
+            param=field,
+            code="invalid_value",
+        )
+    )

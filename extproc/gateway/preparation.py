@@ -81,7 +81,7 @@ class Preparation:
         )
         for worker in self._backend.pool.workers:
             try:
-                async with connect(worker.address) as control:
+                async with connect(worker.address, self._section.engine) as control:
                     info = await control.model_info(_CALL_TIMEOUT_S)
                     archive = await control.tokenizer(_ARCHIVE_TIMEOUT_S, _ARCHIVE_LIMIT_BYTES)
                 path = await asyncio.to_thread(unpack_archive, archive.content, archive.sha256, self._cache)
@@ -95,7 +95,7 @@ class Preparation:
         """What a worker says, where one answers: the tokenizer's folder does not need it."""
         for worker in self._backend.pool.workers:
             try:
-                async with connect(worker.address) as control:
+                async with connect(worker.address, self._section.engine) as control:
                     return await control.model_info(_CALL_TIMEOUT_S)
             except ControlError:
                 continue

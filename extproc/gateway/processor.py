@@ -96,9 +96,10 @@ class Processor:
         for worker in fleet.workers:
             self._channels[worker.address] = open_channel(worker.address)
         timeout_s = health.timeout_s
+        engines = {str(worker.address): pool.engine for pool in self._config.pools for worker in pool.workers}
 
         async def check(address: str) -> bool:
-            return await WorkerControl(address, self._channels[address]).healthy(timeout_s)
+            return await WorkerControl(address, self._channels[address], engines[address]).healthy(timeout_s)
 
         self._checks = HealthChecks(
             fleet.workers,

@@ -94,7 +94,7 @@ class GatewayRequest:
         length = len(ids)
         backend.check_length(length)
         gateway = self._gateway
-        sampling = chat.sampling
+        sampling = backend.check_sampling(chat.sampling)
         identity = AnswerIdentity("chatcmpl-" + os.urandom(16).hex(), int(time.time()), chat.model)
         engine_request = backend.engine.generate(identity.id, ids, sampling, stream=chat.stream)
         decoder = backend.engine.decoder(sampling.n)

@@ -10,7 +10,13 @@ import grpc
 import grpc.aio
 import pytest
 from msgspec.structs import replace
-from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import (
+    common_pb2,
+    mlx_engine_pb2,
+    mlx_engine_pb2_grpc,
+    vllm_engine_pb2,
+    vllm_engine_pb2_grpc,
+)
 
 from extproc.cli.discover import FoundWorker, discover, group, pool_name
 from extproc.cli.errors import CommandError
@@ -27,12 +33,13 @@ MODEL = ModelInfo(
     block_tokens=16,
     data_parallel_size=1,
 )
-WORKER = FoundWorker(HostPort("10.0.0.1", 9000), MODEL, frozenset({("tokenizer.json", 1, 2)}))
+WORKER = FoundWorker(HostPort("10.0.0.1", 9000), "vllm", MODEL, frozenset({("tokenizer.json", 1, 2)}))
 
 
 def worker(port: int, **changes: object) -> FoundWorker:
     tokenizer = changes.pop("tokenizer", WORKER.tokenizer)
-    return FoundWorker(HostPort("10.0.0.1", port), replace(MODEL, **changes), tokenizer)  # type: ignore[arg-type]
+    engine = changes.pop("engine", WORKER.engine)
+    return FoundWorker(HostPort("10.0.0.1", port), engine, replace(MODEL, **changes), tokenizer)  # type: ignore[arg-type]
 
 
 def test_workers_of_one_model_form_a_pool() -> None:
@@ -46,6 +53,7 @@ def test_workers_of_one_model_form_a_pool() -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"engine": "mlx"},
         {"served_name": "org/other"},
         {"tokenizer": frozenset({("tokenizer.json", 7, 2)})},
         {"vocabulary": 1001},
@@ -106,9 +114,30 @@ class FakeEngine(vllm_engine_pb2_grpc.VllmEngineServicer):
         yield common_pb2.GetTokenizerChunk(data=self._tokenizer, sha256="0" * 64)
 
 
-async def serve(engine: FakeEngine) -> tuple[grpc.aio.Server, HostPort]:
+class FakeMlx(mlx_engine_pb2_grpc.MlxEngineServicer):
+    """The same of MLX, whose model is called as its folder."""
+
+    async def HealthCheck(self, request: object, context: object) -> mlx_engine_pb2.HealthCheckResponse:  # noqa: N802
+        return mlx_engine_pb2.HealthCheckResponse(healthy=True)
+
+    async def GetModelInfo(self, request: object, context: object) -> mlx_engine_pb2.GetModelInfoResponse:  # noqa: N802
+        return mlx_engine_pb2.GetModelInfoResponse(model_path="/m", max_context_length=512, vocab_size=9)
+
+    async def GetServerInfo(self, request: object, context: object) -> mlx_engine_pb2.GetServerInfoResponse:  # noqa: N802
+        return mlx_engine_pb2.GetServerInfoResponse(server_type="mlx-grpc")
+
+    async def GetTokenizer(  # noqa: N802
+        self, request: object, context: object
+    ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+        yield common_pb2.GetTokenizerChunk(data=archive([("tokenizer.json", "{}")], 2024), sha256="0" * 64)
+
+
+async def serve(engine: FakeEngine | FakeMlx) -> tuple[grpc.aio.Server, HostPort]:
     server = grpc.aio.server()
-    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(engine, server)
+    if isinstance(engine, FakeMlx):
+        mlx_engine_pb2_grpc.add_MlxEngineServicer_to_server(engine, server)
+    else:
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(engine, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, HostPort("127.0.0.1", port)
@@ -121,9 +150,23 @@ async def test_workers_are_asked_once_healthy_and_dates_in_their_archives_do_not
     finally:
         for server, _ in servers:
             await server.stop(None)
-    assert pool.model == "tiny"
+    assert (pool.engine, pool.model) == ("vllm", "tiny")
     assert pool.workers == tuple(address for _, address in servers)
     assert pool.context_tokens == 512
+
+
+async def test_the_protocol_of_a_worker_is_found_out() -> None:
+    tokenizer = archive([("tokenizer.json", "{}")], 2024)
+    servers = [await serve(FakeMlx()), await serve(FakeEngine(tokenizer))]
+    try:
+        pools = await discover([address for _, address in servers], wait_s=20.0)
+    finally:
+        for server, _ in servers:
+            await server.stop(None)
+    assert [(pool.engine, pool.model, pool.context_tokens) for pool in pools] == [
+        ("mlx", "/m", 512),
+        ("vllm", "tiny", 512),
+    ]
 
 
 async def test_every_worker_that_cannot_be_used_is_named() -> None:

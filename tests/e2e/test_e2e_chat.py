@@ -130,11 +130,26 @@ async def test_every_sampling_field_reaches_the_engine(start_stack: StartStack) 
         params = stack.engines[0].requests[-1].sampling_params
         assert params.temperature == 0.5
         assert round(params.top_p, 6) == 0.9
-        assert (params.n, params.seed, params.max_tokens, params.logprobs) == (2, 7, 12, 3)
+        assert (params.n, params.seed, params.max_tokens, params.logprobs) == (2, 7, 12, 4)
         assert (params.frequency_penalty, params.presence_penalty) == (0.25, -0.25)
         assert (params.top_k, params.min_p, params.repetition_penalty, params.min_tokens) == (4, 0.125, 1.5, 2)
         assert (list(params.stop), list(params.stop_token_ids)) == (["never", "ever"], [1])
         assert dict(params.logit_bias) == {5: -100.0}
+
+
+async def test_a_top_k_that_leaves_every_token_is_none(start_stack: StartStack) -> None:
+    async with start_stack(specs=[EngineSpec(**INSTANT)]) as stack:
+        for top_k in (500, 10**9):
+            body = {"model": "simulated", "messages": HELLO, "top_k": top_k}
+            assert (await stack.http.post("/v1/chat/completions", json=body)).status_code == 200
+        assert [request.sampling_params.top_k for request in stack.engines[0].requests] == [500, 0]
+
+
+async def test_an_engines_refusal_is_told_in_its_words(start_stack: StartStack) -> None:
+    async with start_stack() as stack:
+        with pytest.raises(openai.BadRequestError) as raised:
+            await stack.client().chat.completions.create(model="simulated", messages=HELLO, n=2, temperature=0)
+        assert "n must be 1 when using greedy sampling" in raised.value.message
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -238,6 +253,13 @@ async def test_a_body_over_the_limit_is_refused_in_the_clients_dialect(start_sta
         ({"model": "simulated", "messages": HELLO, "temperature": 3}, 400, "decimal_above_max_value", "temperature"),
         ({"model": "simulated", "messages": HELLO, "tools": [{"x": 1}]}, 400, "unsupported_parameter", "tools"),
         ({"model": "simulated", "messages": HELLO, "nonsense": 1}, 400, "unknown_parameter", "nonsense"),
+        ({"model": "simulated", "messages": HELLO, "logit_bias": {"9999999": 1}}, 400, "invalid_value", "logit_bias"),
+        (
+            {"model": "simulated", "messages": HELLO, "stop_token_ids": [9999999]},
+            400,
+            "invalid_value",
+            "stop_token_ids",
+        ),
     ],
 )
 async def test_bad_requests_are_refused_by_field(

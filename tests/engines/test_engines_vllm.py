@@ -98,7 +98,7 @@ def test_every_field_of_the_request_reaches_the_engine() -> None:
     assert params.temperature == 0.0
     assert (params.top_p, params.top_k, params.min_p) == (0.5, 40, 0.25)
     assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (-1.5, 1.5, 1.25)
-    assert (params.seed, params.n, params.max_tokens, params.min_tokens, params.logprobs) == (42, 3, 100, 2, 4)
+    assert (params.seed, params.n, params.max_tokens, params.min_tokens, params.logprobs) == (42, 3, 100, 2, 5)
     assert (list(params.stop), list(params.stop_token_ids)) == (["a", "b"], [9, 8])
     assert params.include_stop_str_in_output
     assert params.ignore_eos
@@ -111,8 +111,18 @@ def test_top_k_is_off_as_zero(asked: int, wire: int) -> None:
     assert sent(Sampling(top_k=asked)).sampling_params.top_k == wire
 
 
-def test_the_chosen_tokens_logprob_is_asked_for_when_no_alternatives_are() -> None:
-    assert sent(Sampling(top_logprobs=0)).sampling_params.logprobs == 1
+@pytest.mark.parametrize(("wanted", "asked"), [(0, 1), (1, 2), (19, 20), (20, 20)])
+def test_one_alternative_more_is_asked_for_as_the_sampled_token_counts_among_them(wanted: int, asked: int) -> None:
+    assert sent(Sampling(top_logprobs=wanted)).sampling_params.logprobs == asked
+
+
+def test_alternatives_come_from_the_likeliest_on_wherever_the_sampled_token_is() -> None:
+    top = pb.TopLogProbs(token_ids=[5, 9, 7], values=[-3.0, -0.5, -1.0])
+    scores = pb.OutputLogProbs(token_ids=[5], token_logprobs=[-3.0], top_logprobs=[top])
+    (event,) = ENGINE.decoder(1).feed(chunk([5], output_logprobs=scores))
+    assert isinstance(event, Tokens)
+    assert event.scores is not None
+    assert event.scores[0].top == [(9, -0.5), (7, -1.0), (5, -3.0)]
 
 
 def test_seeds_beyond_the_wires_32_bits_stay_different() -> None:
