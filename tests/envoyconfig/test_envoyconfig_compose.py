@@ -166,8 +166,10 @@ async def test_the_commands_of_the_services_make_a_working_stack(
         body = json.dumps({"model": "simulated", "messages": [{"role": "user", "content": "Hello!"}]}).encode()
         answer = await until_answered(port, "/v1/chat/completions", body)
         assert "Hello!" in json.loads(answer)["choices"][0]["message"]["content"]
-    log = (tmp_path / "envoy.log").read_text()
-    assert '"path":"/v1/chat/completions"' in log
+        # Envoy keeps log lines back for up to 10 s.
+        async with asyncio.timeout(60):
+            while '"path":"/v1/chat/completions"' not in (tmp_path / "envoy.log").read_text():
+                await asyncio.sleep(0.1)
 
 
 async def until_healthy(command: Sequence[str]) -> None:
