@@ -5,12 +5,13 @@
 #   make lint                    formatting, lint, types
 #   make format                  mend formatting and what lint can mend
 #   make test-engines            the chat tests against real engines; installs gigabytes, takes minutes
+#   make bench                   CPU per request and token, beside SMG; about ten minutes; --rows, --runs in ARGS
 #   make bench-transport         benchmarks/bench_transport.py; so with every other benchmark there
 #   make clean                   remove .venv and what tools left behind
 #
 # PYTHON=/path/to/python3 names the interpreter to use.
 
-.PHONY: demo test lint format test-engines clean help
+.PHONY: demo test lint format test-engines bench clean help
 .DEFAULT_GOAL := help
 
 VENV := .venv
@@ -38,6 +39,20 @@ test: lint
 test-engines: $(BIN)/made-for-tests
 	$(BIN)/python tests/engines_real/install.py
 	$(BIN)/pytest -m engines tests/engines_real $(ARGS)
+
+# SMG has an environment of its own, as it brings its own versions of grpcio and protobuf.
+SMG_VERSION := 1.13.0
+SMG := .venvs/smg-$(SMG_VERSION)
+
+bench: $(BIN)/made-for-tests $(SMG)/made
+	@exec $(BIN)/python -I -S extproc/cli/tether.py exec $$PPID --signal TERM \
+		$(BIN)/python -m benchmarks.gateway --smg $(SMG)/bin/smg $(ARGS)
+
+$(SMG)/made: | $(BIN)/made-for-use
+	@echo "installing SMG $(SMG_VERSION)"
+	@$(BIN)/python -m venv --clear $(SMG)
+	@$(SMG)/bin/pip install --quiet --disable-pip-version-check smg==$(SMG_VERSION)
+	@touch $@
 
 bench-%: $(BIN)/made-for-tests
 	$(BIN)/python benchmarks/bench_$(subst -,_,$*).py $(ARGS)

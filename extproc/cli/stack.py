@@ -61,14 +61,20 @@ async def start_processor(processes: Processes, config_file: Path, address: Addr
 
 
 async def start_envoy(
-    processes: Processes, binary: Path, bootstrap: Path, admin: HostPort, concurrency: int | None, drain_s: float
+    processes: Processes,
+    binary: Path,
+    bootstrap: Path,
+    admin: HostPort,
+    concurrency: int | None,
+    drain_s: float,
+    name: str = "Envoy",
 ) -> Child:
     """Start Envoy and wait until its admin interface says that it is ready. It drains before it stops."""
     command = [str(binary), "--config-path", str(bootstrap), "--disable-hot-restart", "--log-level", "warning"]
     if concurrency:
         command += ["--concurrency", str(concurrency)]
     return await processes.start(
-        "Envoy",
+        name,
         command,
         ready=lambda _: _poll(lambda: _admin(admin, "GET", "/ready")[0] == 200),
         before_stop=lambda: _drain_envoy(admin, drain_s),
