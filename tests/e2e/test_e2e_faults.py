@@ -219,7 +219,7 @@ async def test_an_engine_whose_connection_breaks_in_an_answer_breaks_the_clients
     start_stack: StartStack, kind: Break
 ) -> None:
     """Envoy resets what has begun without asking the processor, so the client sees a broken transfer: no clean end."""
-    spec = EngineSpec(**{**LONG, "decode_step_s": 0.005}, faults=Faults(break_kind=kind, break_after=5))
+    spec = EngineSpec(**{**LONG, "decode_step_s": 0.05}, faults=Faults(break_kind=kind, break_after=5))
     async with start_stack(specs=[spec]) as stack:
         text: list[str] = []
         with pytest.raises(httpx2.RemoteProtocolError):

@@ -64,7 +64,7 @@ async def test_error_instead_of_a_whole_answer(start):
 async def test_reset_in_the_middle(start, times):
     client = await start(**times, faults=Faults(break_kind=Break.RESET, break_after=3))
     messages, error = await broken(client)
-    assert len(messages) == 3
+    assert len(messages) <= 3  # grpcio drops messages that it reads together with the reset
     assert "RST_STREAM" in error.details()
     assert (await client.load()).num_total_reqs == 0
 
