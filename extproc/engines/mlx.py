@@ -47,7 +47,8 @@ class MlxEngine:
             request_id=request_id,
             tokenized=TokenizedInput(input_ids=prompt),
             sampling_params=_sampling_params(sampling),
-            stream=stream,
+            # It knows no stop strings. Only a stream can be ended where one matches; whole, it would run to its length.
+            stream=stream or bool(sampling.stop),
         )
         return EngineRequest(GENERATE, frame(message.SerializeToString()))
 
@@ -68,9 +69,11 @@ def _unsupported(field: str, what: str) -> RequestError:
 
 
 def _sampling_params(sampling: Sampling) -> SamplingParams:
-    # Stop strings stay here: the gateway finds them, and a matched one ends the engine's work.
+    # The penalty is never left out: requests without any penalty or bias put mlx-lm's list of them out of step with its
+    # requests (0.31), which then go without theirs, or with those of others. 1 changes nothing.
     params = SamplingParams(
         top_p=1.0 if sampling.top_p is UNSET else sampling.top_p,
+        repetition_penalty=1.0 if sampling.repetition_penalty is UNSET else sampling.repetition_penalty,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         logit_bias=sampling.logit_bias,
@@ -81,8 +84,6 @@ def _sampling_params(sampling: Sampling) -> SamplingParams:
         params.top_k = max(sampling.top_k, 0)  # -1 and 0 both mean off
     if sampling.min_p is not UNSET:
         params.min_p = sampling.min_p
-    if sampling.repetition_penalty is not UNSET and sampling.repetition_penalty != 1.0:
-        params.repetition_penalty = sampling.repetition_penalty
     if sampling.frequency_penalty is not UNSET:
         params.frequency_penalty = sampling.frequency_penalty
     if sampling.presence_penalty is not UNSET:

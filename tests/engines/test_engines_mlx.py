@@ -42,7 +42,11 @@ def test_what_the_client_left_out_stays_the_engines_own_default() -> None:
     assert params.top_p == 1.0
     for name in ("temperature", "max_tokens", "seed", "logprobs"):
         assert not params.HasField(name), name
-    assert (params.top_k, params.min_p, params.repetition_penalty) == (0, 0.0, 0.0)
+    assert (params.top_k, params.min_p) == (0, 0.0)
+
+
+def test_a_penalty_that_changes_nothing_keeps_other_requests_biases_in_step() -> None:
+    assert sent(Sampling()).sampling_params.repetition_penalty == 1.0
 
 
 def test_every_field_that_it_has_reaches_the_engine() -> None:
@@ -75,8 +79,9 @@ def test_every_field_that_it_has_reaches_the_engine() -> None:
     assert dict(params.logit_bias) == {5: -100.0, 6: 0.5}
 
 
-def test_stop_strings_are_the_gateways_own_work() -> None:
-    assert sent(Sampling(stop=("a",))) == sent(Sampling())
+def test_stop_strings_are_the_gateways_own_work_on_a_stream_that_it_can_end() -> None:
+    assert sent(Sampling(stop=("a",))) == sent(Sampling(), stream=True)
+    assert not sent(Sampling()).stream
 
 
 @pytest.mark.parametrize(("seed", "wire"), [(0, 0), (2**31 - 1, 2**31 - 1), (-5, 2**31 - 5), (2**40 + 1, 1)])
