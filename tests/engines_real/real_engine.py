@@ -77,7 +77,7 @@ class EngineKind:
 
 VLLM_SMALL = EngineKind("vllm", "vllm", "smollm2-135m", context_tokens=2048, block_tokens=32)
 VLLM_TINY = EngineKind(
-    "vllm-chunks-of-4", "vllm", "tiny-llama", context_tokens=2048, block_tokens=16, tokens_per_chunk=4
+    "vllm-chunks-of-4", "vllm", "tiny-llama", context_tokens=2048, block_tokens=64, tokens_per_chunk=4
 )
 MLX_TINY = EngineKind("mlx", "mlx", "tiny-llama", context_tokens=8192)
 MLX_SMALL = EngineKind("mlx-talks", "mlx", "smollm2-135m", context_tokens=8192, is_slow=True)
@@ -123,7 +123,7 @@ def _wait_until_serving(process: subprocess.Popen[bytes], port: int, log_file: P
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
             if process.poll() is not None or time.monotonic() > end:
-                tail = log_file.read_text(errors="replace")[-4000:]
+                tail = log_file.read_text(errors="replace")[-12_000:]
                 raise RuntimeError(f"the engine did not start (exit status {process.poll()}):\n{tail}")
             time.sleep(0.2)
 
