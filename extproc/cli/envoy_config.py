@@ -9,6 +9,7 @@ import typer
 
 from extproc.cli.check import ConfigFile, load_config
 from extproc.cli.errors import CommandError
+from extproc.cli.processes_option import Processes, with_processes
 
 if TYPE_CHECKING:
     from extproc.config.schema import Config
@@ -26,6 +27,7 @@ def envoy_config(
             "name each other in `envoy.directory`.",
         ),
     ] = None,
+    processes: Processes = None,
 ) -> None:
     """Write or print Envoy's configuration: the listener with the processor, and a cluster for each pool.
 
@@ -41,7 +43,7 @@ def envoy_config(
 
     Exit status: 0 if all is written, 1 if not.
     """
-    loaded = with_addresses(load_config(config))
+    loaded = with_addresses(with_processes(load_config(config), processes))
     from extproc.envoyconfig.files import build, write
 
     if output is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import signal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from extproc.cli.check import ConfigFile, load_config
 from extproc.cli.errors import CommandError
+from extproc.cli.processes_option import Processes, warn_of_other_sockets, with_processes
 
 if TYPE_CHECKING:
     from extproc.config.schema import Config
@@ -27,6 +27,7 @@ class Transport(enum.StrEnum):
 
 def serve(
     config: ConfigFile,
+    processes: Processes = None,
     transport: Annotated[
         Transport, typer.Option(help="What serves gRPC: ngh2 is fast, grpcio the reference and the fallback.")
     ] = Transport.NGH2,
@@ -38,7 +39,7 @@ def serve(
         ),
     ] = SETTLE_S,
 ) -> None:
-    """Run the processor until SIGTERM or Ctrl-C.
+    """Run the processor until SIGTERM or Ctrl-C, as one process or as several under a supervisor.
 
     The first signal stops it in order: its health service says so, Envoy takes other processors, running exchanges go
     on for `limits.drain_s` at most. A second signal cuts that short.
@@ -47,12 +48,15 @@ def serve(
 
         extproc serve --config gateway.yaml
 
+        extproc serve --config gateway.yaml --processes 4
+
     Exit status: 0 after a signal, 1 if it cannot serve.
     """
-    loaded = load_config(config)
+    loaded = with_processes(load_config(config), processes)
     from extproc.cli.logs import configure_logs
 
     configure_logs(loaded.log.level, loaded.log.format)
+    warn_of_other_sockets(loaded)
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -61,32 +65,14 @@ def serve(
 
 async def _serve(config: Config, transport: Transport, settle_s: float) -> None:
     from extproc.config.resolve import ResolveError
-    from extproc.gateway.processor import Processor
+    from extproc.supervisor.process import serve_alone
+    from extproc.supervisor.supervisor import StartError, serve_processes
     from extproc.transport.listening import ListenError
 
-    told_to_stop = asyncio.Event()
-    told_to_hurry = asyncio.Event()
-
-    def on_signal() -> None:
-        (told_to_hurry if told_to_stop.is_set() else told_to_stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    processor = Processor(config, transport.value)
     try:
-        await processor.start()
-        await told_to_stop.wait()
-        stop = asyncio.create_task(processor.stop(settle_s=settle_s, grace_s=config.limits.drain_s))
-        hurry = asyncio.create_task(told_to_hurry.wait())
-        await asyncio.wait({stop, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        if not stop.done():
-            stop.cancel()
-            await asyncio.wait({stop})
-            await processor.stop(settle_s=0.0, grace_s=0.0)
+        if config.processes == 1:
+            await serve_alone(config, transport.value, settle_s)
         else:
-            stop.result()
-    except (ResolveError, ListenError, OSError) as error:
-        await processor.stop(settle_s=0.0, grace_s=0.0)
-        raise CommandError(str(error)) from None
+            await serve_processes(config, transport.value, settle_s)
+    except (ResolveError, ListenError, StartError, OSError) as error:
+        raise CommandError(error.strerror or str(error) if isinstance(error, OSError) else str(error)) from None

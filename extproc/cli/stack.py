@@ -37,7 +37,7 @@ async def start_gateway(processes: Processes, config_file: Path, binary: EnvoyBi
     config = with_addresses(load_config(config_file))
     directory = Path(config.envoy.directory)
     write(build(config), directory)
-    await start_processor(processes, config_file, config.listen.processor[0])
+    await start_processor(processes, config_file, config.sockets_of(0)[0])
     await start_envoy(
         processes,
         binary.path,

@@ -52,6 +52,16 @@ class UnixPath:
 Address = HostPort | UnixPath
 
 
+def of_process(address: Address, process: int) -> Address:
+    """The socket of one of several processes, from 0: `p.sock` becomes `p-0.sock`, `p-1.sock` …; the port counts up."""
+    if isinstance(address, HostPort):
+        return HostPort(address.host, address.port + process)
+    folder, slash, name = address.path.rpartition("/")
+    stem, dot, ending = name.rpartition(".")
+    numbered = f"{stem}-{process}{dot}{ending}" if stem else f"{name}-{process}"
+    return UnixPath(folder + slash + numbered)
+
+
 def parse_host_port(text: str) -> HostPort:
     """`host:port` with an IPv4 address, an IPv6 address in brackets or a host name. Raises ValueError."""
     if text.startswith("["):

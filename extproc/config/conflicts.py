@@ -10,12 +10,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from extproc.config.address import Address, HostPort, parse_listen, parse_socket, parse_worker
+from extproc.config.address import (
+    Address,
+    HostPort,
+    UnixPath,
+    check_unix_length,
+    of_process,
+    parse_listen,
+    parse_socket,
+    parse_worker,
+)
 
 Path = tuple[str | int, ...]
 _A = TypeVar("_A", bound=Address)
 
 _DEFAULT_WEIGHT = 1  # only to tell zero from the rest
+_MOST_PROCESSES = 64  # more is a mistake of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +114,34 @@ def _workers(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
 
 
 def _listeners(data: object, pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
-    from extproc.config.schema import Listen  # the schema imports this module
+    from extproc.config.schema import Config, Listen  # the schema imports this module
 
     listen = _get(data, "listen", {})
     taken: list[tuple[str, Address]] = []
     places: list[tuple[Path, Any, Callable[[str], Address]]] = []
-    for key in ("http", "admin"):
+    for key in ("http", "admin", "metrics"):
         places.append((("listen", key), _get(listen, key, Listen.model_fields[key].default), parse_listen))
     sockets = _get(listen, "processor", Listen.model_fields["processor"].default)
     if isinstance(sockets, list | tuple):
         places += [(("listen", "processor", index), text, parse_socket) for index, text in enumerate(sockets)]
+    processes = _get(data, "processes", Config.model_fields["processes"].default)
+    many = isinstance(processes, int) and 1 < processes <= _MOST_PROCESSES
     for path, text, parse in places:
-        address = _parsed(parse, text)
-        if address is None:
+        written = _parsed(parse, text)
+        if written is None:
             continue
         label = ".".join(str(step) for step in path[:2])
-        for other_label, other in taken:
-            if _collide(address, other):
-                yield Conflict(path, f"{address} is already taken by {other_label} ({other}): use another port")
+        own = [of_process(written, number) for number in range(processes)] if many and len(path) > 2 else [written]
+        for address in own:
+            clash = next((each for each in taken if _collide(address, each[1])), None)
+            if clash is not None:
+                yield Conflict(path, f"{address} is already taken by {clash[0]} ({clash[1]}): use another port")
                 break
-        taken.append((label, address))
+            problem = _unusable(address)
+            if problem:
+                yield Conflict(path, f"with {processes} processes: {problem}")
+                break
+        taken += [(label, address) for address in own]
     for pool_path, pool in pools:
         for path, worker in _worker_addresses(pool, pool_path):
             for label, other in taken:
@@ -155,6 +173,18 @@ def _collide(one: Address, other: Address) -> bool:
         return False
     # [::] takes IPv4 too unless told otherwise, so a wildcard is in the way of every address.
     return one.host == other.host or one.is_wildcard or other.is_wildcard
+
+
+def _unusable(address: Address) -> str | None:
+    """What is wrong with the socket of one of several processes, where the one that was written is right."""
+    if isinstance(address, HostPort):
+        return "the ports go beyond 65535: begin with a lower one" if address.port > 65535 else None
+    if isinstance(address, UnixPath) and address.path.startswith("/"):
+        try:
+            check_unix_length(address)
+        except ValueError as error:
+            return str(error)
+    return None
 
 
 def _parsed(parse: Callable[[str], _A], text: object) -> _A | None:

@@ -29,6 +29,7 @@ from extproc.config.address import (
     HostPort,
     UnixPath,
     check_unix_length,
+    of_process,
     parse_listen,
     parse_socket,
     parse_worker,
@@ -195,7 +196,13 @@ class Listen(Section):
     processor: tuple[SocketAddress, ...] = Field(
         default=_written(("unix:run/processor.sock",)),
         min_length=1,
-        description="Where the processor serves Envoy: `unix:/path` or IP address and port. It serves on each of them.",
+        description="Where the processor serves Envoy: `unix:/path` or IP address and port. It serves on each of them. "
+        "Several processes have one each: `p.sock` stands for `p-0.sock`, `p-1.sock` …, a port for it and the next.",
+    )
+    metrics: ListenAddress | None = Field(
+        default=_written("127.0.0.1:9464"),
+        description="Where the processor answers `/metrics` (Prometheus), `/healthz` and `/readyz`, as IP address and "
+        "port, over all its processes; `null` for nowhere.",
     )
 
 
@@ -386,10 +393,27 @@ class Config(Section):
     listen: Listen = Field(default=_written({}), description="Where things listen.")
     envoy: Envoy = Field(default=_written({}), description="The printed Envoy configuration.")
     pools: tuple[Pool, ...] = Field(min_length=1, description="Pools of workers.")
+    processes: Int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that share the work, each with its own copy of tokenizers and state: one per core that "
+        "the processor may use. Envoy's files name the sockets of all of them.",
+    )
     limits: Limits = Field(default=_written({}), description="What one request, and all together, may take.")
     health: Health = Field(default=_written({}), description="Health checks of workers.")
     debug: Debug = Field(default=_written({}), description="Who may look inside.")
     log: Log = Field(default=_written({}), description="The processor's log.")
+
+    def sockets_of(self, process: int) -> tuple[Address, ...]:
+        """Where one process serves, from 0."""
+        sockets = self.listen.processor
+        return sockets if self.processes == 1 else tuple(of_process(socket, process) for socket in sockets)
+
+    @property
+    def all_sockets(self) -> tuple[Address, ...]:
+        """Where all processes serve."""
+        return tuple(socket for process in range(self.processes) for socket in self.sockets_of(process))
 
     @model_validator(mode="after")
     def _agrees_with_itself(self, info: ValidationInfo) -> Self:

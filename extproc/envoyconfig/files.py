@@ -49,7 +49,7 @@ def build(config: Config, processor_addresses: Sequence[Address] | None = None) 
     `processor_addresses` says where Envoy reaches the processor if that is not where it listens. Workers must be IP
     addresses (`extproc.config.resolve`); raises ValueError for others.
     """
-    sockets = config.listen.processor if processor_addresses is None else processor_addresses
+    sockets = config.all_sockets if processor_addresses is None else processor_addresses
     contents = {endpoints_file(pool.name): render_endpoints(pool.name, _addresses(pool)) for pool in config.pools}
     contents[CLUSTERS] = _render(_clusters(config))
     contents[BOOTSTRAP] = _render(_bootstrap(config, [_reachable(socket) for socket in sockets]))

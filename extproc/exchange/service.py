@@ -45,6 +45,11 @@ class ExtProcService:
         """Exchanges under way."""
         return len(self._open_calls)
 
+    @property
+    def held_bytes(self) -> int:
+        """Request bodies that wait for their end, over all exchanges."""
+        return self._held.held_bytes
+
     def service(self) -> Service:
         """For the transport."""
         return {METHOD: self._open}

@@ -12,6 +12,7 @@ from extproc.engines.base import Decoder, EngineEvent, ProtocolError
 from extproc.exchange.application import AnswerHead, Begin, Piece
 from extproc.gateway import local_reply
 from extproc.ir import ErrorInfo, ErrorKind, Usage
+from extproc.observe.metrics import RequestAccount
 from extproc.output.answer_text import AnswerText
 from extproc.routing.reservation import Reservation
 
@@ -30,6 +31,7 @@ class AnswerParts(Struct, frozen=True):
     """What an answer is put together from; made when its request is dispatched."""
 
     dialect: ChatDialect
+    account: RequestAccount
     reservation: Reservation
     decoder: Decoder
     text: AnswerText
@@ -46,6 +48,7 @@ class EngineAnswer:
     """
 
     __slots__ = (
+        "_account",
         "_begun",
         "_decoder",
         "_dialect",
@@ -54,11 +57,13 @@ class EngineAnswer:
         "_reservation",
         "_stream",
         "_text",
+        "_waiting",
         "_whole",
     )
 
     def __init__(self, parts: AnswerParts) -> None:
         self._dialect = parts.dialect
+        self._account = parts.account
         self._reservation = parts.reservation
         self._decoder = parts.decoder
         self._text = parts.text
@@ -66,13 +71,19 @@ class EngineAnswer:
         self._whole = parts.whole
         self._headers = parts.headers
         self._foreign: ErrorInfo | None = None
+        self._waiting = True  # for the engine's first message
         self._begun = False
 
     def head(self, head: AnswerHead) -> Begin | None:
         """Nothing can be said yet; what is not the engine's answer is told apart here."""
         served_by = head.served_by
-        if served_by is not None and not self._reservation.served_by(served_by):
-            _log.warning("the answer came from %s, which is not a worker of the pool", served_by)
+        reservation = self._reservation
+        if served_by is not None and served_by != reservation.worker.address:
+            if reservation.served_by(served_by):
+                self._account.retried()
+            else:
+                self._account.destination_ignored()
+                _log.warning("the answer came from %s, which is not a worker of the pool", served_by)
         if head.local:
             self._foreign = local_reply.error_of(head.status, head.headers, head.details)
         elif head.status != 200 or not head.headers.get("content-type", "").startswith("application/grpc"):
@@ -89,6 +100,7 @@ class EngineAnswer:
             engine_events = self._decoder.feed(data)
         except ProtocolError as error:
             _log.error("worker %s broke its protocol: %s", self._reservation.worker.label, error)
+            self._account.protocol_error()
             return self._broken(
                 ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine sent an answer that cannot be read.")
             )
@@ -97,7 +109,9 @@ class EngineAnswer:
         return self._events(engine_events)
 
     def _events(self, engine_events: list[EngineEvent]) -> Begin | Piece | None:
-        self._reservation.first_token()
+        if self._waiting:
+            self._waiting = False
+            self._reservation.first_token()
         text = self._text
         events = text.feed(engine_events)
         if text.aborted:
@@ -109,10 +123,12 @@ class EngineAnswer:
             whole = self._whole
             assert whole is not None
             whole.events(events)
-            return self._begin(whole.content_type, whole.end(self._usage()), end=True) if early else None
+            return self._begin(whole.content_type, whole.end(self._complete()), end=True) if early else None
+        if not self._begun:
+            self._account.begins()
         body = stream.events(events)
         if early:
-            body += stream.end(self._usage())
+            body += stream.end(self._complete())
         if self._begun:
             return Piece(body, early) if body or early else None
         return self._begin(stream.content_type, stream.start() + body, end=early)
@@ -126,14 +142,15 @@ class EngineAnswer:
             return self._broken(error)
         stream = self._stream
         if stream is not None:
-            body = stream.end(self._usage())
+            body = stream.end(self._complete())
             return Piece(body) if self._begun else self._begin(stream.content_type, stream.start() + body)
         whole = self._whole
         assert whole is not None
-        return self._begin(whole.content_type, whole.end(self._usage()))
+        return self._begin(whole.content_type, whole.end(self._complete()))
 
     def expire(self) -> Begin | Piece:
         """The deadline has passed."""
+        self._account.exceeds_deadline()
         return self._broken(_DEADLINE)
 
     def fail(self) -> Begin | Piece:
@@ -143,6 +160,7 @@ class EngineAnswer:
     def close(self) -> None:
         """Release the reservation."""
         self._reservation.settle()
+        self._account.closes()
 
     def _begin(self, content_type: str, body: bytes, *, end: bool = False) -> Begin:
         self._begun = True
@@ -153,11 +171,16 @@ class EngineAnswer:
         stream = self._stream
         if self._begun:
             # An answer given whole has ended with its beginning.
+            self._account.replies(200, error.kind.value)
             return Piece(stream.error(error) if stream is not None else b"", end=True)
         self._begun = True
         rendered = self._dialect.error(error)
+        self._account.replies(rendered.status, error.kind.value)
         return Begin(rendered.status, (*rendered.headers, *self._headers), _REMOVED, rendered.body, end=True)
 
-    def _usage(self) -> Usage:
+    def _complete(self) -> Usage:
+        """The answer has come whole: what it took."""
         decoder = self._decoder
-        return Usage(decoder.prompt_tokens, decoder.completion_tokens, decoder.cached_tokens)
+        usage = Usage(decoder.prompt_tokens, decoder.completion_tokens, decoder.cached_tokens)
+        self._account.completes(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        return usage

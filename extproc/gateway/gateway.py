@@ -12,6 +12,7 @@ from extproc.dialects.openai_models import OpenAIModels
 from extproc.exchange.application import Request
 from extproc.gateway.backend import Backend
 from extproc.gateway.request import GatewayRequest
+from extproc.observe.metrics import Metrics
 from extproc.routing.pool import ModelTable
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -26,11 +27,13 @@ class Gateway:
         chat: OpenAIChat,
         table: ModelTable,
         backends: Mapping[str, Backend],
+        metrics: Metrics,
         body_limit_bytes: int,
         debug_clients: Sequence[Network],
     ) -> None:
         """`backends`: by the name of their pool."""
         self.chat = chat
+        self.metrics = metrics
         self.body_limit_bytes = body_limit_bytes
         self._table = table
         self._backends = backends

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc.aio
@@ -16,8 +17,13 @@ from extproc.engines.control import WorkerControl, open_channel
 from extproc.exchange.service import ExtProcService
 from extproc.gateway.backend import Backend
 from extproc.gateway.gateway import Gateway
+from extproc.gateway.gauges import Gauges
 from extproc.gateway.pools import Fleet, build_fleet
 from extproc.gateway.preparation import Preparation
+from extproc.observe.admin import Readiness
+from extproc.observe.exposition import Family, families, render
+from extproc.observe.metrics import Metrics
+from extproc.observe.turns import LoopTurns
 from extproc.routing.health import HealthChecks
 from extproc.transport.health import Health, ServingStatus
 from extproc.transport.limits import TransportLimits
@@ -35,11 +41,24 @@ ALL_POOLS = "all-pools"
 
 
 class Processor:
-    """One processor process."""
+    """One processor process. The `Source` of an admin server."""
 
-    def __init__(self, config: Config, transport: TransportName = "ngh2") -> None:
+    def __init__(
+        self,
+        config: Config,
+        transport: TransportName = "ngh2",
+        *,
+        process: int = 0,
+        ready_changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`process`: which of the configuration's. `ready_changed`: `readiness` may say something new."""
         self._config = config
         self._transport: TransportName = transport
+        self._process = process
+        self._ready_changed = ready_changed
+        self._metrics: Metrics | None = None
+        self._turns = LoopTurns()
+        self._stopping = False
         self._health = Health()
         self._servers: list[Server] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -47,7 +66,7 @@ class Processor:
         self._checks: HealthChecks | None = None
         self._exchanges: ExtProcService | None = None
         self._gateway: Gateway | None = None
-        self._not_ready: set[str] = set()
+        self._not_ready = {section.name for section in config.pools}
         self.fleet: Fleet | None = None
         self.ready = asyncio.Event()
         """Set once every pool can take requests."""
@@ -62,18 +81,40 @@ class Processor:
         """Requests under way."""
         return self._exchanges.open_calls if self._exchanges is not None else 0
 
+    def families(self) -> Iterator[Family]:
+        """All metrics as plain data, collected one by one while this is iterated."""
+        return families(self._metrics.registry) if self._metrics is not None else iter(())
+
+    async def metrics(self) -> bytes:
+        """All metrics as Prometheus text."""
+        return await render(self.families())
+
+    async def readiness(self) -> Readiness:
+        """Whether some pool can take requests, as the health service says."""
+        return self.ready_now()
+
+    def ready_now(self) -> Readiness:
+        """The same at once."""
+        pools = {section.name: section.name not in self._not_ready for section in self._config.pools}
+        ready = self._exchanges is not None and any(pools.values()) and not self._stopping
+        return Readiness(ready, {"stopping": self._stopping, "pools": pools})
+
     async def start(self) -> None:
         """Serve. Pools become ready afterwards, beside the traffic. Raises ResolveError, ListenError, OSError."""
         config = await asyncio.to_thread(resolve_workers, self._config)
         self._config = config
-        await asyncio.to_thread(_write_endpoints, config)
+        if self._process == 0:  # the others have the same workers
+            await asyncio.to_thread(_write_endpoints, config)
         fleet = build_fleet(config)
         self.fleet = fleet
         limits = config.limits
+        metrics = Metrics([card.id for card in fleet.table.cards], fleet.backends)
+        self._metrics = metrics
         gateway = Gateway(
             chat=OpenAIChat(BodyLimits(max_depth=limits.json_depth, max_messages=limits.messages)),
             table=fleet.table,
             backends=fleet.backends,
+            metrics=metrics,
             body_limit_bytes=limits.body_bytes,
             debug_clients=config.debug.clients,
         )
@@ -85,8 +126,10 @@ class Processor:
         self._health.set(LIVENESS, ServingStatus.SERVING)
         service = {**exchanges.service(), **self._health.service()}
         transport_limits = TransportLimits(max_concurrent_streams=config.envoy.max_streams)
-        for address in config.listen.processor:
+        for address in config.sockets_of(self._process):
             self._servers.append(await serve(service, str(address), self._transport, transport_limits))
+        metrics.registry.register(Gauges(fleet, exchanges, self._servers, self._turns))
+        self._turns.start()
         self._start_checks(fleet)
         self._start_preparations(fleet, Path(config.envoy.directory).parent / "tokenizers")
         _log.info("serving on %s", ", ".join(self.addresses))
@@ -112,7 +155,6 @@ class Processor:
 
     def _start_preparations(self, fleet: Fleet, cache: Path) -> None:
         for section in self._config.pools:
-            self._not_ready.add(section.name)
             preparation = Preparation(section, fleet.backends[section.name], cache, self._pool_ready)
             self._tasks.append(asyncio.create_task(preparation.run()))
 
@@ -126,14 +168,18 @@ class Processor:
         if not self._not_ready:
             self._health.set(ALL_POOLS, ServingStatus.SERVING)
             self.ready.set()
+        self._ready_changed()
 
     async def stop(self, *, settle_s: float, grace_s: float) -> None:
         """Not healthy any more, `settle_s` for Envoy to notice, then no new streams, then the running ones end."""
+        self._stopping = True
+        self._ready_changed()
         self._health.shut_down()
         if settle_s:
             await asyncio.sleep(settle_s)
         self._health.end_watches()
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+        self._turns.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

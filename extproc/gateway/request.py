@@ -16,6 +16,7 @@ from extproc.exchange.application import Forward, Outcome, ReadBody, Reply, Requ
 from extproc.gateway.answer import AnswerParts, EngineAnswer
 from extproc.gateway.backend import Backend
 from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, RequestError
+from extproc.observe.metrics import RequestAccount
 from extproc.output.answer_text import AnswerText
 from extproc.tokens.model import Prompt
 
@@ -33,14 +34,19 @@ _REMOVED = ("content-length", "content-encoding", "accept-encoding", "expect", D
 
 _RETRY_AFTER_S = 1.0
 
+_OPERATION_NAMES = {operation: operation.value for operation in Operation} | {Operation.CHAT_COMPLETIONS: "chat"}
+"""As metrics call them; `chat` is OpenTelemetry's name."""
+
 
 class GatewayRequest:
     """The `Request` of an exchange."""
 
-    __slots__ = ("_explain", "_gateway", "_request_id")
+    __slots__ = ("_account", "_explain", "_forwarded", "_gateway", "_request_id")
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._account = RequestAccount(gateway.metrics)
+        self._forwarded = False
         self._request_id = ""
         self._explain = False
 
@@ -51,6 +57,7 @@ class GatewayRequest:
         self._request_id = headers.get("x-request-id", "")
         try:
             route = find_route(head.method, head.path)
+            self._account.operation = _OPERATION_NAMES[route.operation]
             if route.operation is Operation.LIST_MODELS:
                 return self._reply(gateway.models.list())
             if route.operation is Operation.GET_MODEL:
@@ -74,6 +81,7 @@ class GatewayRequest:
         gateway = self._gateway
         try:
             chat = gateway.chat.parse(data)
+            self._account.names_model(chat.model)
             backend = gateway.backend_for(chat.model)
             prompt = backend.ready_tokens().prompt(chat)
             if isinstance(prompt, Prompt):
@@ -114,7 +122,11 @@ class GatewayRequest:
             reservation = pool.reserve(length)
         if chat.stream:
             headers.append(("cache-control", "no-cache"))
-        answer = EngineAnswer(AnswerParts(dialect, reservation, decoder, text, renderer, whole, tuple(headers)))
+        account = self._account
+        account.pool = pool.name
+        parts = AnswerParts(dialect, account, reservation, decoder, text, renderer, whole, tuple(headers))
+        answer = EngineAnswer(parts)
+        self._forwarded = True
         destinations = reservation.destinations
         return Forward(
             (
@@ -148,6 +160,7 @@ class GatewayRequest:
 
     def expire(self) -> Reply:
         """504."""
+        self._account.exceeds_deadline()
         return self._error(
             ErrorInfo(kind=ErrorKind.TIMEOUT, message="The request took longer than this gateway allows.")
         )
@@ -157,12 +170,16 @@ class GatewayRequest:
         return self._error(ErrorInfo(kind=ErrorKind.SERVER, message="An internal error stopped the request."))
 
     def close(self) -> None:
-        """Nothing is held before an answer has it."""
+        """Nothing is held before an answer has it, and then the account is the answer's."""
+        if not self._forwarded:
+            self._account.closes()
 
     def _error(self, error: ErrorInfo) -> Reply:
-        return self._reply(self._gateway.chat.error(error), error.code or error.kind.value)
+        rendered = self._gateway.chat.error(error)
+        return self._reply(rendered, error.code or error.kind.value, error.kind.value)
 
-    def _reply(self, rendered: Rendered, details: str = "") -> Reply:
+    def _reply(self, rendered: Rendered, details: str = "", error_type: str = "") -> Reply:
+        self._account.replies(rendered.status, error_type)
         headers = rendered.headers
         if self._request_id:
             headers = (*headers, ("x-request-id", self._request_id))

@@ -45,6 +45,16 @@ class GrpcioServer:
         self._server: grpc.aio.Server | None = None
         self.address = ""
 
+    @property
+    def connections(self) -> None:
+        """grpcio does not tell."""
+        return
+
+    @property
+    def open_calls(self) -> int:
+        """Open calls, over all connections."""
+        return len(self._running)
+
     async def start(self, listen: str) -> None:
         """Listen on `unix:/path` or `host:port`; then `address` tells where, with the real port. Raises ListenError."""
         where = parse_listen(listen)

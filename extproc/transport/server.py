@@ -29,6 +29,16 @@ class Ngh2Server:
         self._stopping = False
         self.address = ""
 
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._connections)
+
+    @property
+    def open_calls(self) -> int:
+        """Open calls, over all connections."""
+        return sum(connection.calls for connection in self._connections)
+
     async def start(self, listen: str) -> None:
         """Listen on `unix:/path` or `host:port`; then `address` tells where, with the real port. Raises ListenError."""
         where = parse_listen(listen)

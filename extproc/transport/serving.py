@@ -16,6 +16,16 @@ class Server(Protocol):
     address: str
     """`unix:/path` or `host:port`, with the real port where 0 was asked for. A target for grpcio clients."""
 
+    @property
+    def connections(self) -> int | None:
+        """Open connections; None where the library does not tell."""
+        ...
+
+    @property
+    def open_calls(self) -> int:
+        """Open calls, over all connections."""
+        ...
+
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, let the open ones run for `grace_s` seconds, then end what is left."""
         ...

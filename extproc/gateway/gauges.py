@@ -1,0 +1,76 @@
+"""What metrics show as it is now: workers, exchanges, connections. Read when somebody asks, and never counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from extproc.exchange.service import ExtProcService
+from extproc.gateway.pools import Fleet
+from extproc.observe.turns import LoopTurns
+from extproc.routing.worker import Worker, WorkerState
+from extproc.transport.serving import Server
+
+_OF_WORKERS: tuple[tuple[str, str, Callable[[Worker], int]], ...] = (
+    ("extproc_worker_ready", "1 for a worker that may be chosen, else 0.", lambda w: w.state is WorkerState.READY),
+    ("extproc_worker_waiting_tokens", "Prompt tokens dispatched and not yet answered.", lambda w: w.waiting_tokens),
+    ("extproc_worker_running_requests", "Requests dispatched and not yet ended.", lambda w: w.running),
+)
+
+
+class Gauges:
+    """For a prometheus-client registry."""
+
+    def __init__(self, fleet: Fleet, exchanges: ExtProcService, servers: Sequence[Server], turns: LoopTurns) -> None:
+        """`servers` may grow."""
+        self._fleet = fleet
+        self._exchanges = exchanges
+        self._servers = servers
+        self._turns = turns
+
+    def collect(self) -> Iterator[Metric]:
+        """The present state."""
+        exchanges = self._exchanges
+        servers = self._servers
+        for name, documentation, value in (
+            ("extproc_exchanges_in_flight", "Requests under way.", exchanges.open_calls),
+            ("extproc_held_body_bytes", "Bodies of requests that have not come whole yet.", exchanges.held_bytes),
+            (
+                "extproc_transport_streams",
+                "Open gRPC calls of Envoy's, health checks included.",
+                sum(server.open_calls for server in servers),
+            ),
+            (
+                "extproc_event_loop_longest_turn_seconds",
+                "Longest turn of the event loop in the last one to two minutes.",
+                self._turns.longest_s,
+            ),
+        ):
+            yield GaugeMetricFamily(name, documentation, value)
+        connections = [server.connections for server in servers]
+        if None not in connections:
+            total = sum(each or 0 for each in connections)
+            yield GaugeMetricFamily("extproc_transport_connections", "Open connections of Envoy's.", total)
+        yield from self._workers()
+        yield self._tokenizers()
+
+    def _workers(self) -> Iterator[Metric]:
+        for name, documentation, value_of in _OF_WORKERS:
+            family = GaugeMetricFamily(name, documentation, labels=("pool", "worker"))
+            for pool, backend in self._fleet.backends.items():
+                for worker in backend.pool.workers:
+                    family.add_metric((pool, worker.label), value_of(worker))
+            yield family
+
+    def _tokenizers(self) -> Metric:
+        family = GaugeMetricFamily(
+            "extproc_tokenizer_info",
+            "The library that encodes a pool's prompts; absent until it is loaded.",
+            labels=("pool", "library"),
+        )
+        for name, backend in self._fleet.backends.items():
+            if backend.tokens is not None:
+                family.add_metric((name, backend.tokens.serves_with), 1)
+        return family

@@ -1,0 +1,7 @@
+"""Runs a processor: alone in this process, or as several processes under a supervisor.
+
+Knows: processes, signals, restarts, how metrics of several processes add up. Must not know: what a request is.
+
+`process` runs one processor until it is told to stop; `supervisor` starts `child` in fresh interpreters, each a
+`member` with its own sockets, and speaks with them over `channel`; `totals` adds up their metrics.
+"""
