@@ -117,9 +117,14 @@ class Exchange:
         Raises google.protobuf.message.DecodeError on bytes that are no ext_proc message; WrongModeError on a listener
         that is configured in another mode.
         """
+        state = self.state
+        if state is State.BEGUN or state is State.HELD:
+            piece = messages.response_piece(data)
+            if piece is not None:
+                return self._response_piece(piece)
         message = messages.parse(data)
         kind = message.WhichOneof("request")
-        handler = _TRANSITIONS.get((self.state, kind))
+        handler = _TRANSITIONS.get((state, kind))
         if handler is None:
             return []
         try:
@@ -289,6 +294,16 @@ class Exchange:
                 begin = last
             return self._replace(begin)
         return self._emit(begin)
+
+    def _response_piece(self, piece: bytes) -> Replies:
+        """What `_response_body` does, for the one message that comes with every token."""
+        answer = self._answer
+        assert answer is not None
+        try:
+            return self._emit(answer.body(piece))
+        except Exception:
+            _log.exception("internal error while handling response_body")
+            return self.fail()
 
     def _response_body(self, message: ProcessingRequest) -> Replies:
         answer = self._answer

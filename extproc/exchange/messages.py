@@ -1,7 +1,7 @@
 """ext_proc wire messages: reading what Envoy sends, building what it is answered.
 
-Header messages come once or twice a request and go through protobuf. Body pieces come with every token, so their
-reply is put together by hand around the body.
+What comes rarely goes through protobuf. The replies to headers come with every request and are joined from parts, most
+of which repeat; body pieces come with every token, so they are read and built by hand around the body.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from google.protobuf.struct_pb2 import Struct as ProtoStruct
 
 from extproc.exchange.application import Reply
 from extproc.exchange.ext_proc_pb2 import (
-    CommonResponse,
     HeaderMap,
     HeaderMutation,
     HeadersResponse,
-    HeaderValue,
     HeaderValueOption,
     HttpStatus,
     ImmediateResponse,
@@ -34,13 +32,42 @@ FILTER_NAME = "envoy.filters.http.ext_proc"
 
 _OVERWRITE = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 
+_REQUEST_HEADERS = b"\x0a"  # ProcessingResponse's fields
+_RESPONSE_HEADERS = b"\x12"
 _REQUEST_BODY = 3
 _RESPONSE_BODY = 4
+
+_CONTINUE_AND_REPLACE = b"\x08\x01"  # CommonResponse.status
+_CLEAR_ROUTE_CACHE = b"\x28\x01"
+_OVERWRITE_ACTION = b"\x18" + bytes((_OVERWRITE,))  # HeaderValueOption.append_action
 
 
 def parse(data: bytes) -> ProcessingRequest:
     """Raises google.protobuf.message.DecodeError."""
     return ProcessingRequest.FromString(data)
+
+
+def response_piece(data: bytes) -> bytes | None:
+    """The body of a message that is a piece of the response's body and nothing else, not its last; None for others.
+
+    Hot: once per token. All but a few bytes of such a message are its body, and those follow from its length. 0.2 us;
+    protobuf takes three times that, and when it frees what it parsed it has the allocator give memory back every now
+    and then, which stops the loop for milliseconds.
+    """
+    prefix = _received_prefix(len(data))
+    return data[len(prefix) :] if data.startswith(prefix) else None
+
+
+@lru_cache(maxsize=4096)
+def _received_prefix(size: int) -> bytes:
+    """How a message of `size` bytes begins that is ProcessingRequest{response_body {body}} and has no other field."""
+    for outer in range(1, 6):
+        length = size - 1 - outer  # of HttpBody
+        for inner in range(1, 6):
+            body = length - 1 - inner
+            if body >= 0 and len(_varint(length)) == outer and len(_varint(body)) == inner:
+                return b"\x2a" + _varint(length) + b"\x0a" + _varint(body)
+    return b"\x00"  # too short to be one; no message begins so
 
 
 def header_dict(headers: HeaderMap) -> dict[str, str]:
@@ -67,55 +94,63 @@ def attributes(message: ProcessingRequest) -> dict[str, object]:
     return result
 
 
-def _mutation(set_headers: Iterable[tuple[str, str]], remove_headers: Iterable[str]) -> HeaderMutation:
-    return HeaderMutation(
-        set_headers=[
-            HeaderValueOption(
-                header=HeaderValue(key=name, raw_value=value.encode("latin-1", "replace")), append_action=_OVERWRITE
-            )
-            for name, value in set_headers
-        ],
-        remove_headers=remove_headers,
-    )
-
-
-def _metadata(namespaces: Mapping[str, Mapping[str, str]]) -> ProtoStruct:
-    metadata = ProtoStruct()
-    for namespace, values in namespaces.items():
-        fields = metadata.fields[namespace].struct_value.fields
-        for key, value in values.items():
-            fields[key].string_value = value
-    return metadata
-
-
 def request_headers(
     set_headers: Iterable[tuple[str, str]],
-    remove_headers: Iterable[str],
+    remove_headers: tuple[str, ...],
     metadata: Mapping[str, Mapping[str, str]],
     body: bytes | None,
 ) -> bytes:
     """The reply to the request's headers. With a body, it replaces the request's body and trailers."""
-    common = CommonResponse(
-        header_mutation=_mutation(set_headers, remove_headers),
-        clear_route_cache=True,
-    )
-    if body is not None:
-        common.status = CommonResponse.ResponseStatus.CONTINUE_AND_REPLACE
-        common.body_mutation.body = body
-    return ProcessingResponse(
-        request_headers=HeadersResponse(response=common), dynamic_metadata=_metadata(metadata)
-    ).SerializeToString()
+    common = _common(set_headers, remove_headers, body) + _CLEAR_ROUTE_CACHE
+    reply = _field(_REQUEST_HEADERS, _field(b"\x0a", common))  # HeadersResponse.response
+    if metadata:
+        reply += _metadata(tuple((namespace, tuple(values.items())) for namespace, values in metadata.items()))
+    return reply
 
 
 def response_headers(
-    set_headers: Iterable[tuple[str, str]], remove_headers: Iterable[str], body: bytes | None = None
+    set_headers: Iterable[tuple[str, str]], remove_headers: tuple[str, ...], body: bytes | None = None
 ) -> bytes:
     """The reply to the response's headers. With a body, it replaces the upstream's body and trailers."""
-    common = CommonResponse(header_mutation=_mutation(set_headers, remove_headers))
-    if body is not None:
-        common.status = CommonResponse.ResponseStatus.CONTINUE_AND_REPLACE
-        common.body_mutation.body = body
-    return ProcessingResponse(response_headers=HeadersResponse(response=common)).SerializeToString()
+    return _field(_RESPONSE_HEADERS, _field(b"\x0a", _common(set_headers, remove_headers, body)))
+
+
+def _common(set_headers: Iterable[tuple[str, str]], remove_headers: tuple[str, ...], body: bytes | None) -> bytes:
+    """CommonResponse of a header reply, but for its last field.
+
+    By hand, from parts that mostly repeat: 3 us for the request's, where protobuf takes 30.
+    """
+    header_mutation = _field(
+        b"\x12", b"".join([_set_header(name, value) for name, value in set_headers]) + _removals(remove_headers)
+    )
+    if body is None:
+        return header_mutation
+    return _CONTINUE_AND_REPLACE + header_mutation + _field(b"\x1a", _field(b"\x0a", body))  # BodyMutation.body
+
+
+@lru_cache(maxsize=1024)
+def _set_header(name: str, value: str) -> bytes:
+    """An entry of HeaderMutation.set_headers: HeaderValueOption {header {key, raw_value}, append_action}."""
+    raw = value.encode("latin-1", "replace")
+    header = _field(b"\x0a", name.encode()) + (_field(b"\x1a", raw) if raw else b"")
+    return _field(b"\x0a", _field(b"\x0a", header) + _OVERWRITE_ACTION)
+
+
+@lru_cache(maxsize=64)
+def _removals(names: tuple[str, ...]) -> bytes:
+    """HeaderMutation.remove_headers."""
+    return HeaderMutation(remove_headers=names).SerializeToString()
+
+
+@lru_cache(maxsize=1024)
+def _metadata(namespaces: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]) -> bytes:
+    """ProcessingResponse.dynamic_metadata, from the keys and values of each namespace."""
+    metadata = ProtoStruct()
+    for namespace, values in namespaces:
+        fields = metadata.fields[namespace].struct_value.fields
+        for key, value in values:
+            fields[key].string_value = value
+    return ProcessingResponse(dynamic_metadata=metadata).SerializeToString()
 
 
 def request_trailers() -> bytes:
@@ -123,7 +158,8 @@ def request_trailers() -> bytes:
     return ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
 
 
-def response_trailers(remove: Iterable[str]) -> bytes:
+@lru_cache(maxsize=64)
+def response_trailers(remove: tuple[str, ...]) -> bytes:
     """The reply to the response's trailers."""
     return ProcessingResponse(
         response_trailers=TrailersResponse(header_mutation=HeaderMutation(remove_headers=remove))
@@ -135,7 +171,7 @@ def immediate(reply: Reply) -> bytes:
     return ProcessingResponse(
         immediate_response=ImmediateResponse(
             status=HttpStatus(code=reply.status),
-            headers=_mutation(reply.headers, ()),
+            headers=HeaderMutation.FromString(b"".join([_set_header(name, value) for name, value in reply.headers])),
             body=reply.body,
             details=reply.details,
         )
@@ -196,7 +232,13 @@ def _piece_prefix(field: int, size: int, end: bool) -> bytes:
     return bytes((field << 3 | 2,)) + _varint(length) + inner
 
 
+def _field(tag: bytes, content: bytes) -> bytes:
+    return tag + _varint(len(content)) + content
+
+
 def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
