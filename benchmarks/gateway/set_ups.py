@@ -112,12 +112,13 @@ class SetUps:
         return addresses
 
     async def _start_ours(self, folder: Path, workers: list[str], transport: str) -> SetUp:
-        http, admin = free_ports(HOST, 2)
+        http, admin, metrics = free_ports(HOST, 3)
         settings: dict[str, Any] = {
             "listen": {
                 "http": f"{HOST}:{http}",
                 "admin": f"{HOST}:{admin}",
                 "processor": ["unix:processor.sock"],
+                "metrics": f"{HOST}:{metrics}",
             },
             "envoy": {"directory": "envoy", "concurrency": 1},
             "pools": [
