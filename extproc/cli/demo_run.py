@@ -80,12 +80,13 @@ async def _start(console: Console, processes: Processes, folder: Path, listen: H
         await processes.start("engines", _ENGINES_COMMAND, ready=announced, announces=True)
     with console.status("Asking the engines what they serve …"):
         (pool,) = await discover(workers, wait_s=10.0)
-    (admin_port,) = free_ports(HOST, 1)
+    admin, metrics = (HostPort(HOST, port) for port in free_ports(HOST, 2))
     settings = gateway_settings(
         [pool],
         policy=POLICY,
         listen=listen,
-        admin=HostPort(HOST, admin_port),
+        admin=admin,
+        metrics=metrics,
         debug_clients=["127.0.0.0/8"],
         worker_names={address: f"engine-{number}" for number, address in enumerate(workers, start=1)},
     )

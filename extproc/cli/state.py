@@ -41,6 +41,7 @@ def gateway_settings(
     policy: str,
     listen: HostPort,
     admin: HostPort,
+    metrics: HostPort,
     debug_clients: Sequence[str] = (),
     worker_names: Mapping[HostPort, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
@@ -54,7 +55,12 @@ def gateway_settings(
         return {"address": str(address), "name": name} if name else str(address)
 
     settings: dict[str, Any] = {
-        "listen": {"http": str(listen), "admin": str(admin), "processor": ["unix:processor.sock"]},
+        "listen": {
+            "http": str(listen),
+            "admin": str(admin),
+            "processor": ["unix:processor.sock"],
+            "metrics": str(metrics),
+        },
         "envoy": {"directory": "envoy"},
         "pools": [
             {

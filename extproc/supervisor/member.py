@@ -17,6 +17,7 @@ import msgspec
 from extproc.cli import tether
 from extproc.cli.processes import describe_status
 from extproc.observe.exposition import Family
+from extproc.supervisor import UNFORKED_GRPC
 from extproc.supervisor.channel import Ask, Channel, Failed, Ready, Start, Started, Told, ToSupervisor
 
 _log = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ class Member:
                 *tethered,
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, **UNFORKED_GRPC},
                 pass_fds=[its.fileno()],
                 start_new_session=True,  # Ctrl-C in a terminal reaches only us
             )

@@ -19,6 +19,7 @@ from extproc.simulator.spec import OWN_MODEL
 CONFIG = """
 listen:
   processor: ["unix:processor.sock", "127.0.0.1:{port}"]
+  metrics: null
 pools:
   - name: tiny
     models: [tiny]
