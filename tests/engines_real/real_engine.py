@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from free_ports import free_port
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from install import MLX, MODELS, VLLM
 
@@ -94,7 +95,7 @@ class RealEngine:
 @contextlib.contextmanager
 def running_engine(kind: EngineKind, log_file: Path) -> Iterator[RealEngine]:
     """Ready when this is entered, gone with all its processes when it is left. A failed start shows its log's end."""
-    port = free_port()
+    port = free_port_for_long()
     tether = [sys.executable, "-I", "-S", str(TETHER), "exec", str(os.getpid()), "--signal", "TERM"]
     with log_file.open("wb") as log:
         process = subprocess.Popen(
@@ -111,6 +112,19 @@ def running_engine(kind: EngineKind, log_file: Path) -> Iterator[RealEngine]:
         yield RealEngine(kind, f"127.0.0.1:{port}")
     finally:
         _end(process)
+
+
+def free_port_for_long() -> int:
+    """A port that stays free until an engine binds it, half a minute later: where other tests take none.
+
+    Above theirs (free_ports.py), and below those that the kernel gives to outgoing connections.
+    """
+    ports = random.sample(range(30_100, 32_700), k=100)
+    for port in ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"no free port among {ports}")
 
 
 def _wait_until_serving(process: subprocess.Popen[bytes], port: int, log_file: Path) -> None:

@@ -254,7 +254,7 @@ async def test_what_an_engine_dies_of_never_reaches_it(start_gateway: StartStack
 @BOTH
 async def test_a_client_that_goes_frees_the_engine(engine: RealEngine, start_gateway: StartStack, stream: bool) -> None:
     async with start_gateway() as stack:
-        endless = request_of(stack, max_tokens=1500, extra_body=WITHOUT_END)
+        endless = request_of(stack, max_tokens=1900, extra_body=WITHOUT_END)
 
         async def at_work() -> bool:
             return await requests_at_work(engine) == 1
@@ -274,9 +274,9 @@ async def test_a_client_that_goes_frees_the_engine(engine: RealEngine, start_gat
 
 @BOTH
 async def test_a_deadline_frees_the_engine(engine: RealEngine, start_gateway: StartStack, stream: bool) -> None:
-    async with start_gateway(settings={"limits": {"deadline_s": 1.0}}) as stack:
+    async with start_gateway(settings={"limits": {"deadline_s": 0.25}}) as stack:
         with pytest.raises(openai.APIError) as raised:
-            await ask(stack, stream=stream, max_tokens=1500, extra_body=WITHOUT_END)
+            await ask(stack, stream=stream, max_tokens=1900, extra_body=WITHOUT_END)
         assert "longer than this gateway allows" in raised.value.message
         await at_rest(stack, engine)
 
@@ -285,7 +285,7 @@ async def test_a_request_that_the_engine_gives_up_ends_with_an_error(
     engine: RealEngine, start_gateway: StartStack
 ) -> None:
     async with start_gateway() as stack:
-        endless = request_of(stack, max_tokens=1500, extra_body=WITHOUT_END)
+        endless = request_of(stack, max_tokens=1900, extra_body=WITHOUT_END)
         chunks = await stack.client().chat.completions.create(stream=True, **endless)
         first = await anext(aiter(chunks))
         await abort(engine, first.id)
