@@ -12,6 +12,7 @@ from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.listener import v3 as listener
 from envoy_data_plane.envoy.config.route import v3 as route
+from envoy_data_plane.envoy.extensions.access_loggers.filters.cel import v3 as cel
 from envoy_data_plane.envoy.extensions.access_loggers.stream import v3 as stream_log
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
 from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
@@ -40,6 +41,17 @@ _IDLE_CONNECTION_S = 3600.0
 _NOBODY_IS_INTERNAL = hcm.HttpConnectionManagerInternalAddressConfig(
     cidr_ranges=[core.CidrRange(address_prefix="0.0.0.0", prefix_len=32)]  # noqa: S104
 )
+
+_PROCESSOR_RETRY_AFTER_S = "2"  # a health check later a restarted processor is in use
+
+_NO_PROCESSOR = {
+    "error": {
+        "message": "The gateway is not ready. Try again shortly.",
+        "type": "server_error",
+        "param": None,
+        "code": "processor_unavailable",
+    }
+}
 
 _ACCESS_LOG = {
     "id": "%REQ(x-request-id)%",
@@ -104,7 +116,34 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
             hcm.HttpFilter(name="envoy.filters.http.ext_proc", typed_config=Any.pack(_ext_proc(config))),
             hcm.HttpFilter(name="envoy.filters.http.router", typed_config=Any.pack(router.Router())),
         ],
+        local_reply_config=_local_replies(),
         route_config=_routes(envoy),
+    )
+
+
+def _local_replies() -> hcm.LocalReplyConfig:
+    """What a client reads while no processor answers: nobody else can translate that reply for it.
+
+    Every other local reply is the processor's own, or was translated by it, and stays as it is.
+    """
+    failed = cel.ExpressionFilter(expression="response.code_details.startsWith('ext_proc_error')")
+    return hcm.LocalReplyConfig(
+        mappers=[
+            hcm.ResponseMapper(
+                filter=accesslog.AccessLogFilter(
+                    extension_filter=accesslog.ExtensionFilter(
+                        name="envoy.access_loggers.extension_filters.cel", typed_config=Any.pack(failed)
+                    )
+                ),
+                headers_to_add=[
+                    core.HeaderValueOption(
+                        header=core.HeaderValue(key="retry-after", value=_PROCESSOR_RETRY_AFTER_S),
+                        append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+                    )
+                ],
+                body_format_override=core.SubstitutionFormatString(json_format=Struct.from_dict(_NO_PROCESSOR)),
+            )
+        ]
     )
 
 

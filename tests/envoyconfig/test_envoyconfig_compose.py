@@ -168,7 +168,7 @@ async def test_the_commands_of_the_services_make_a_working_stack(
         assert "Hello!" in json.loads(answer)["choices"][0]["message"]["content"]
         # Envoy keeps log lines back for up to 10 s.
         async with asyncio.timeout(60):
-            while '"path":"/v1/chat/completions"' not in (tmp_path / "envoy.log").read_text():
+            while '"path":"/v1/chat/completions"' not in (tmp_path / "envoy.log").read_text():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
 
