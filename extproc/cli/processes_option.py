@@ -34,7 +34,7 @@ def with_processes(config: Config, processes: int | None) -> Config:
     from pydantic import ValidationError
 
     try:
-        return type(config).model_validate({**config.model_dump(), "processes": processes})
+        return type(config).model_validate({**config.model_dump(mode="json"), "processes": processes})
     except ValidationError as error:
         reasons = "; ".join(detail["msg"] for detail in error.errors(include_url=False))
         raise CommandError(f"--processes {processes} cannot be used: {reasons}") from None
