@@ -52,13 +52,18 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", metavar="ROW", choices=names, default=names, help=", ".join(names))
     parser.add_argument("--runs", type=int, default=_RUNS, help=f"of each row and set-up ({_RUNS})")
     parser.add_argument("--scale", type=float, default=1.0, help="requests of a run, relative to the default")
+    parser.add_argument("--step-ms", type=float, help="the engines' time per token in all streams, for comparison")
     parser.add_argument("--smg", type=Path, required=True, help="SMG's executable")
     parser.add_argument("--output", type=Path, default=Path("build/bench.json"), help="file for the figures")
     options = parser.parse_args()
     if options.runs < 1 or options.scale <= 0:
         parser.error("--runs and --scale must be positive")
     rows = [
-        replace(row, requests=max(int(row.requests * options.scale), row.connections))
+        replace(
+            row,
+            requests=max(int(row.requests * options.scale), row.connections),
+            step_s=row.step_s if options.step_ms is None or not row.stream else options.step_ms / 1e3,
+        )
         for row in ROWS
         if row.name in options.rows
     ]
@@ -103,7 +108,7 @@ async def _measure(set_ups: SetUps, rows: Sequence[Row], runs: int, words: Seque
 async def _warm_up(set_ups: SetUps, row: Row, words: Sequence[str]) -> None:
     requests = build(row, words, "warm-up", max(int(row.requests * _WARM_UP_SHARE), row.connections))
     for name in row.set_ups:
-        await _send(row, await set_ups.get(name, paced=row.stream), requests)
+        await _send(row, await set_ups.get(name, row.step_s), requests)
 
 
 async def _run(set_ups: SetUps, figures: Figures, words: Sequence[str], number: int) -> None:
@@ -113,8 +118,7 @@ async def _run(set_ups: SetUps, figures: Figures, words: Sequence[str], number: 
     if row.min_distinct_words:
         figures.distinct_words = max(figures.distinct_words, requests.distinct_words)
     results = [
-        await _measure_one(row, name, await set_ups.get(name, paced=row.stream), requests, figures)
-        for name in row.set_ups
+        await _measure_one(row, name, await set_ups.get(name, row.step_s), requests, figures) for name in row.set_ups
     ]
     _compare(results, figures)
 

@@ -38,6 +38,7 @@ class Row:
     prompt: Prompt = Prompt.NEW
     tokens: int  # of the answer
     stream: bool = False
+    step_s: float = 0.0  # the engines' time per token of each answer; 0: whole answers at once
     connections: int
     requests: int  # of one run
     set_ups: tuple[SetUpName, ...] = THREE
@@ -61,12 +62,22 @@ class Row:
 ROWS = (
     Row(name="unary-300-c8", words=300, tokens=16, connections=8, requests=12_000, bar_envoy_smg=1.0),
     Row(name="unary-300-c64", words=300, tokens=16, connections=64, requests=15_000, bar_smg=0.95, bar_envoy_smg=0.85),
-    Row(name="stream-100-c8", words=300, tokens=100, stream=True, connections=8, requests=128, bar_envoy_smg=1.0),
+    Row(
+        name="stream-100-c8",
+        words=300,
+        tokens=100,
+        stream=True,
+        step_s=0.001,
+        connections=8,
+        requests=320,
+        bar_envoy_smg=1.0,
+    ),
     Row(
         name="stream-100-c64",
         words=300,
         tokens=100,
         stream=True,
+        step_s=0.005,
         connections=64,
         requests=512,
         bar_smg=1.4,
@@ -107,6 +118,7 @@ ROWS = (
         words=300,
         tokens=100,
         stream=True,
+        step_s=0.005,
         connections=32,
         requests=256,
         set_ups=(SetUpName.OURS,),
@@ -117,6 +129,7 @@ ROWS = (
         words=300,
         tokens=100,
         stream=True,
+        step_s=0.005,
         connections=32,
         requests=256,
         set_ups=(SetUpName.OURS_GRPCIO,),

@@ -30,7 +30,6 @@ from extproc.envoyconfig.files import BOOTSTRAP, build, write
 HOST = "127.0.0.1"
 _SERVE = (sys.executable, "-m", "extproc.cli.main", "serve")
 _ENGINES = 2
-_STEP_S = 0.005  # of engines that stream: 200 tokens a second for each answer
 _START_S = 120.0
 _SMG_OF = {SetUpName.ENVOY_SMG: SetUpName.SMG, SetUpName.ENVOY_SMG_L0: SetUpName.SMG_L0}
 _WITH_L0 = (SetUpName.SMG_L0, SetUpName.ENVOY_SMG_L0)
@@ -59,7 +58,7 @@ class SetUp:
 
 
 class SetUps:
-    """What was started so far. One set for engines that answer at once, and one for engines that stream at a pace."""
+    """What was started so far: a set of gateways for each pace of the engines."""
 
     def __init__(self, processes: Processes, folder: Path, smg: Path) -> None:
         """`smg` is the executable. Raises CommandError if something is not installed."""
@@ -69,36 +68,36 @@ class SetUps:
         self._envoy = require_envoy(None).path
         if not smg.exists():
             raise CommandError(f"there is no SMG at {smg}: `make bench` installs it")
-        self._engines: dict[bool, list[str]] = {}
-        self._running: dict[tuple[SetUpName, bool], SetUp] = {}
+        self._engines: dict[float, list[str]] = {}
+        self._running: dict[tuple[SetUpName, float], SetUp] = {}
 
-    async def get(self, name: SetUpName, *, paced: bool) -> SetUp:
-        """Start it if it does not run yet. Raises CommandError."""
-        found = self._running.get((name, paced))
+    async def get(self, name: SetUpName, step_s: float) -> SetUp:
+        """Start it if it does not run yet, before engines that take so long for a token. Raises CommandError."""
+        found = self._running.get((name, step_s))
         if found is None:
-            workers = await self._workers(paced)
-            folder = self._folder / f"{name}{'-paced' if paced else ''}"
+            workers = await self._workers(step_s)
+            folder = self._folder / f"{name}-{_pace(step_s)}"
             folder.mkdir(parents=True, exist_ok=True)
             if name in (SetUpName.OURS, SetUpName.OURS_GRPCIO):
                 transport = "grpcio" if name is SetUpName.OURS_GRPCIO else "ngh2"
                 found = await self._start_ours(folder, workers, transport)
             elif name in _SMG_OF:
-                smg = await self.get(_SMG_OF[name], paced=paced)
+                smg = await self.get(_SMG_OF[name], step_s)
                 found = await self._start_envoy_before(folder, smg)
             else:
                 found = await self._start_smg(folder, workers, l0=name in _WITH_L0)
-            self._running[name, paced] = found
+            self._running[name, step_s] = found
         return found
 
-    async def _workers(self, paced: bool) -> list[str]:
-        addresses = self._engines.get(paced)
+    async def _workers(self, step_s: float) -> list[str]:
+        addresses = self._engines.get(step_s)
         if addresses is None:
             found: list[str] = []
             script = self._folder / "answer.txt"
             script.write_text(_ANSWER)
             command = [sys.executable, "-m", "extproc.simulator", "--count", str(_ENGINES), "--model", model.MODEL]
             command += ["--tokenizer", str(model.make(self._folder / "model")), "--script", str(script)]
-            command += ["--prefill-tokens-per-s", "0", "--decode-step-s", str(_STEP_S if paced else 0)]
+            command += ["--prefill-tokens-per-s", "0", "--decode-step-s", str(step_s)]
             # No reuse between requests: keeping account of it would cost the engines time, and tell nothing here.
             command += ["--kv-cache-tokens", "0", "--recorded-requests", "0"]
 
@@ -106,9 +105,8 @@ class SetUps:
                 while len(found) < _ENGINES:
                     found.append(json.loads(await child.next_line())["address"])
 
-            name = "engines paced" if paced else "engines"
-            await self._processes.start(name, command, ready=announced, announces=True)
-            self._engines[paced] = addresses = found
+            await self._processes.start(f"engines {_pace(step_s)}", command, ready=announced, announces=True)
+            self._engines[step_s] = addresses = found
         return addresses
 
     async def _start_ours(self, folder: Path, workers: list[str], transport: str) -> SetUp:
@@ -179,6 +177,10 @@ class SetUps:
 
     async def _start_envoy(self, name: str, bootstrap: Path, admin: int) -> Child:
         return await start_envoy(self._processes, self._envoy, bootstrap, HostPort(HOST, admin), 1, 1.0, name=name)
+
+
+def _pace(step_s: float) -> str:
+    return f"{step_s * 1e3:g}ms"
 
 
 def plain_router(printed: dict[str, Any], http: int, admin: int, smg: int) -> dict[str, Any]:
