@@ -86,21 +86,37 @@ def main() -> int:
 
 
 async def _measure(set_ups: SetUps, rows: Sequence[Row], runs: int, words: Sequence[str], done: list[Figures]) -> None:
+    groups: dict[str, list[Figures]] = {}
     for row in rows:
-        figures = Figures(row)
+        groups.setdefault(row.beside or row.name, []).append(Figures(row))
+    for group in groups.values():
         started = time.perf_counter()
-        running = [(name, await set_ups.get(name, paced=row.stream)) for name in row.set_ups]
-        warm_up = build(row, words, "warm-up", max(int(row.requests * _WARM_UP_SHARE), row.connections))
-        for _, set_up in running:
-            await _send(row, set_up, warm_up)
+        for figures in group:
+            await _warm_up(set_ups, figures.row, words)
         for number in range(runs):
-            requests = build(row, words, str(number), row.requests)
-            if row.min_distinct_words:
-                figures.distinct_words = max(figures.distinct_words, requests.distinct_words)
-            results = [await _measure_one(row, name, set_up, requests, figures) for name, set_up in running]
-            _compare(results, figures)
-        done.append(figures)
-        print(f"{row.name}: {time.perf_counter() - started:.0f} s", flush=True)
+            for figures in group:
+                await _run(set_ups, figures, words, number)
+        done += group
+        print(f"{', '.join(figures.row.name for figures in group)}: {time.perf_counter() - started:.0f} s", flush=True)
+
+
+async def _warm_up(set_ups: SetUps, row: Row, words: Sequence[str]) -> None:
+    requests = build(row, words, "warm-up", max(int(row.requests * _WARM_UP_SHARE), row.connections))
+    for name in row.set_ups:
+        await _send(row, await set_ups.get(name, paced=row.stream), requests)
+
+
+async def _run(set_ups: SetUps, figures: Figures, words: Sequence[str], number: int) -> None:
+    """One run of a row: the same requests to each set-up in turn."""
+    row = figures.row
+    requests = build(row, words, str(number), row.requests)
+    if row.min_distinct_words:
+        figures.distinct_words = max(figures.distinct_words, requests.distinct_words)
+    results = [
+        await _measure_one(row, name, await set_ups.get(name, paced=row.stream), requests, figures)
+        for name in row.set_ups
+    ]
+    _compare(results, figures)
 
 
 async def _measure_one(row: Row, name: SetUpName, set_up: SetUp, requests: Requests, figures: Figures) -> LoadResult:

@@ -42,6 +42,7 @@ class Row:
     requests: int  # of one run
     set_ups: tuple[SetUpName, ...] = THREE
     processor_only: bool = False  # Envoy's CPU is not counted
+    beside: str = ""  # the row whose runs take turns with this one's; rows of such a group stand together
     min_distinct_words: int = 0  # over one run
     bar_smg: float | None = None  # at most this ratio
     bar_envoy_smg: float | None = None
@@ -106,8 +107,8 @@ ROWS = (
         words=300,
         tokens=100,
         stream=True,
-        connections=8,
-        requests=128,
+        connections=32,
+        requests=256,
         set_ups=(SetUpName.OURS,),
         processor_only=True,
     ),
@@ -116,10 +117,11 @@ ROWS = (
         words=300,
         tokens=100,
         stream=True,
-        connections=8,
-        requests=128,
+        connections=32,
+        requests=256,
         set_ups=(SetUpName.OURS_GRPCIO,),
         processor_only=True,
+        beside="stream-ngh2",
     ),
 )
 
