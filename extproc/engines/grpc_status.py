@@ -12,6 +12,9 @@ OK = 0
 RETRY_AFTER_S = 1.0
 """What a client is told to wait when an engine is full or away: long enough for a queue to move, short for a person."""
 
+_LONGEST_MESSAGE = 4096
+"""Characters of an engine's text that a client gets."""
+
 # https://grpc.io/docs/guides/status-codes; the kinds lead to the HTTP statuses that SDKs retry rightly.
 _KINDS: dict[int, ErrorKind] = {
     1: ErrorKind.BAD_GATEWAY,  # CANCELLED
@@ -20,7 +23,7 @@ _KINDS: dict[int, ErrorKind] = {
     4: ErrorKind.TIMEOUT,  # DEADLINE_EXCEEDED
     5: ErrorKind.MODEL_NOT_FOUND,  # NOT_FOUND
     6: ErrorKind.CONFLICT,  # ALREADY_EXISTS
-    7: ErrorKind.PERMISSION,  # PERMISSION_DENIED
+    7: ErrorKind.BAD_GATEWAY,  # PERMISSION_DENIED: of the gateway, since clients' credentials do not go to engines
     8: ErrorKind.RATE_LIMIT,  # RESOURCE_EXHAUSTED
     9: ErrorKind.INVALID_REQUEST,  # FAILED_PRECONDITION
     10: ErrorKind.CONFLICT,  # ABORTED
@@ -29,7 +32,7 @@ _KINDS: dict[int, ErrorKind] = {
     13: ErrorKind.SERVER,  # INTERNAL
     14: ErrorKind.UNAVAILABLE,  # UNAVAILABLE
     15: ErrorKind.SERVER,  # DATA_LOSS
-    16: ErrorKind.AUTHENTICATION,  # UNAUTHENTICATED
+    16: ErrorKind.BAD_GATEWAY,  # UNAUTHENTICATED, likewise
 }
 
 _RETRIED = (ErrorKind.RATE_LIMIT, ErrorKind.UNAVAILABLE)
@@ -45,6 +48,8 @@ def error_of(trailers: Mapping[str, str]) -> ErrorInfo | None:
         return None
     kind = _KINDS.get(code, ErrorKind.SERVER)
     message = unquote(trailers.get("grpc-message", "")) or f"The engine failed with gRPC status {code}."
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + "…"
     return ErrorInfo(
         kind=kind,
         message=message,

@@ -42,16 +42,7 @@ _NOBODY_IS_INTERNAL = hcm.HttpConnectionManagerInternalAddressConfig(
     cidr_ranges=[core.CidrRange(address_prefix="0.0.0.0", prefix_len=32)]  # noqa: S104
 )
 
-_PROCESSOR_RETRY_AFTER_S = "2"  # a health check later a restarted processor is in use
-
-_NO_PROCESSOR = {
-    "error": {
-        "message": "The gateway is not ready. Try again shortly.",
-        "type": "server_error",
-        "param": None,
-        "code": "processor_unavailable",
-    }
-}
+_RETRY_AFTER_S = "2"  # a health check later, what came back is in use
 
 _ACCESS_LOG = {
     "id": "%REQ(x-request-id)%",
@@ -122,28 +113,35 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
 
 
 def _local_replies() -> hcm.LocalReplyConfig:
-    """What a client reads while no processor answers: nobody else can translate that reply for it.
+    """What a client reads where nobody else can say it: no processor answers, or a worker broke before its answer.
 
     Every other local reply is the processor's own, or was translated by it, and stays as it is.
     """
-    failed = cel.ExpressionFilter(expression="response.code_details.startsWith('ext_proc_error')")
     return hcm.LocalReplyConfig(
         mappers=[
-            hcm.ResponseMapper(
-                filter=accesslog.AccessLogFilter(
-                    extension_filter=accesslog.ExtensionFilter(
-                        name="envoy.access_loggers.extension_filters.cel", typed_config=Any.pack(failed)
-                    )
-                ),
-                headers_to_add=[
-                    core.HeaderValueOption(
-                        header=core.HeaderValue(key="retry-after", value=_PROCESSOR_RETRY_AFTER_S),
-                        append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
-                    )
-                ],
-                body_format_override=core.SubstitutionFormatString(json_format=Struct.from_dict(_NO_PROCESSOR)),
-            )
+            _local_reply("ext_proc_error", "The gateway is not ready. Try again shortly.", "processor_unavailable"),
+            _local_reply("upstream_", "The worker could not be reached. Try again shortly.", "worker_unavailable"),
         ]
+    )
+
+
+def _local_reply(details: str, message: str, code: str) -> hcm.ResponseMapper:
+    """OpenAI's form for replies whose response code details begin so."""
+    expression = cel.ExpressionFilter(expression=f"response.code_details.startsWith('{details}')")
+    error = {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
+    return hcm.ResponseMapper(
+        filter=accesslog.AccessLogFilter(
+            extension_filter=accesslog.ExtensionFilter(
+                name="envoy.access_loggers.extension_filters.cel", typed_config=Any.pack(expression)
+            )
+        ),
+        headers_to_add=[
+            core.HeaderValueOption(
+                header=core.HeaderValue(key="retry-after", value=_RETRY_AFTER_S),
+                append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+            )
+        ],
+        body_format_override=core.SubstitutionFormatString(json_format=Struct.from_dict(error)),
     )
 
 

@@ -87,6 +87,7 @@ class Exchange:
 
     __slots__ = (
         "_answer",
+        "_answer_has_body",
         "_body",
         "_body_bytes",
         "_held",
@@ -104,6 +105,7 @@ class Exchange:
         """In DECIDING: what the driver waits for, and hands to `resume` or `fail`."""
         self._request: Request | None = application.request()
         self._answer: Answer | None = None
+        self._answer_has_body = False  # a piece of the upstream's body has come
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._limit = 0
@@ -256,13 +258,12 @@ class Exchange:
 
     def _forward(self, forward: Forward) -> Replies:
         body = forward.body
-        if len(body) <= messages.MAX_PIECE_BYTES and not self._request_ends_in_trailers:
-            # One message in place of two, and Envoy sends nothing more of the request.
+        if len(body) <= messages.MAX_PIECE_BYTES or self._request_ends_in_trailers:
+            # One message in place of several, and Envoy sends nothing more of the request. With trailers it is the only
+            # way: their reply makes Envoy's router, where it may retry, send the body twice.
             return [messages.request_headers(forward.set_headers, forward.remove_headers, forward.metadata, body)]
         replies = [messages.request_headers(forward.set_headers, forward.remove_headers, forward.metadata, None)]
-        replies += messages.request_body(body, not self._request_ends_in_trailers)
-        if self._request_ends_in_trailers:
-            replies.append(messages.request_trailers())
+        replies += messages.request_body(body, True)
         return replies
 
     # ---- the answer
@@ -279,7 +280,7 @@ class Exchange:
         self.state = State.HELD
         begin = answer.head(
             AnswerHead(
-                int(status) if status.isdecimal() else 0,
+                int(status) if status.isdecimal() and len(status) <= 3 else 0,
                 fields,
                 bool(details) and details != "via_upstream",
                 details,
@@ -299,6 +300,7 @@ class Exchange:
         """What `_response_body` does, for the one message that comes with every token."""
         answer = self._answer
         assert answer is not None
+        self._answer_has_body = True
         try:
             return self._emit(answer.body(piece))
         except Exception:
@@ -309,6 +311,7 @@ class Exchange:
         answer = self._answer
         assert answer is not None
         body = message.response_body
+        self._answer_has_body = True
         replies = self._emit(answer.body(body.body))
         if body.end_of_stream and self.state is not State.OVER:
             replies += self._last(answer.end({}))
@@ -320,10 +323,10 @@ class Exchange:
         output = answer.end(messages.header_dict(message.response_trailers.trailers))
         replies: Replies = []
         if isinstance(output, Begin):
-            if len(output.body) <= messages.MAX_PIECE_BYTES:
+            if self._may_replace(output):
                 # Held to the end: one message with headers and body, in place of the upstream's body and trailers.
                 return self._replace(output)
-            replies += self._emit(output)
+            replies += self._begin(output)
         else:
             assert self.state is State.BEGUN, "an answer that ends without a beginning"
             if output is not None:
@@ -340,6 +343,9 @@ class Exchange:
             return self._last(output)
         if isinstance(output, Piece):
             return messages.response_body(output.body, False)
+        return self._begin(output)
+
+    def _begin(self, output: Begin) -> Replies:
         assert self.state is State.HELD, "an answer that begins twice"
         self.state = State.BEGUN
         replies = [messages.response_headers(_with_status(output), output.remove_headers)]
@@ -349,8 +355,8 @@ class Exchange:
     def _last(self, output: Begin | Piece | None) -> Replies:
         """The answer's end without trailers: Envoy resets the upstream where it still sends."""
         if isinstance(output, Begin):
-            if self.state is State.FORWARDED:
-                # No response headers have come, so there is nothing to reply to.
+            if self.state is State.FORWARDED or not self._answer_has_body:
+                # Envoy takes pieces of a body only after one has come, and would wait for one that is replaced.
                 self.state = State.OVER
                 return [messages.immediate(Reply(output.status, output.set_headers, output.body))]
             assert self.state is State.HELD, "an answer that begins twice"
@@ -361,6 +367,10 @@ class Exchange:
         assert self.state is State.BEGUN, "an answer that ends without a beginning"
         self.state = State.OVER
         return messages.response_body(output.body if output is not None else b"", True)
+
+    def _may_replace(self, begin: Begin) -> bool:
+        """A reply to headers may carry a body up to a size; where no body came it has to, for Envoy takes no pieces."""
+        return len(begin.body) <= messages.MAX_PIECE_BYTES or not self._answer_has_body
 
     def _replace(self, begin: Begin) -> Replies:
         """The whole answer in the reply to its headers."""

@@ -18,12 +18,16 @@ from extproc.routing.reservation import Reservation
 
 _log = logging.getLogger(__name__)
 
-_REMOVED = ("grpc-status", "grpc-message", "grpc-encoding", "grpc-accept-encoding", "trailer", "content-length")
-"""Headers of gRPC that mean nothing to the client."""
+_KEPT = frozenset(("date", "server", "x-envoy-upstream-service-time"))
+"""The upstream's headers that pass. All others describe a body that the client does not get, or the engine's inside."""
+
+_KEPT_OF_LOCAL = ("x-ratelimit-", "ratelimit-", "x-envoy-", "www-authenticate")
+"""Beginnings of headers that also pass when the answer is Envoy's own: its filters tell clients something with them."""
 
 _DEADLINE = ErrorInfo(kind=ErrorKind.TIMEOUT, message="The answer took longer than this gateway allows.")
 _INTERNAL = ErrorInfo(kind=ErrorKind.SERVER, message="An internal error broke the answer off.")
 _TRUNCATED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated")
+_UNREADABLE = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine sent an answer that cannot be read.")
 _ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave the request up.", code="aborted")
 
 
@@ -54,6 +58,7 @@ class EngineAnswer:
         "_dialect",
         "_foreign",
         "_headers",
+        "_removed",
         "_reservation",
         "_stream",
         "_text",
@@ -70,6 +75,7 @@ class EngineAnswer:
         self._stream = parts.stream
         self._whole = parts.whole
         self._headers = parts.headers
+        self._removed: tuple[str, ...] = ()
         self._foreign: ErrorInfo | None = None
         self._waiting = True  # for the engine's first message
         self._begun = False
@@ -84,12 +90,13 @@ class EngineAnswer:
             else:
                 self._account.destination_ignored()
                 _log.warning("the answer came from %s, which is not a worker of the pool", served_by)
+        headers = head.headers
+        self._removed = tuple([name for name in headers if name not in _KEPT and name[0] != ":"])
         if head.local:
-            self._foreign = local_reply.error_of(head.status, head.headers, head.details)
-        elif head.status != 200 or not head.headers.get("content-type", "").startswith("application/grpc"):
-            self._foreign = local_reply.error_of(
-                head.status if head.status != 200 else 502, head.headers, "not_a_grpc_answer"
-            )
+            self._removed = tuple(name for name in self._removed if not name.startswith(_KEPT_OF_LOCAL))
+            self._foreign = local_reply.error_of(head.status, headers, head.details)
+        elif head.status != 200 or not _is_grpc(headers.get("content-type", "")):
+            self._foreign = local_reply.error_of_upstream(head.status, headers)
         return None
 
     def body(self, data: bytes) -> Begin | Piece | None:
@@ -98,15 +105,11 @@ class EngineAnswer:
             return None
         try:
             engine_events = self._decoder.feed(data)
+            return self._events(engine_events) if engine_events else None
         except ProtocolError as error:
             _log.error("worker %s broke its protocol: %s", self._reservation.worker.label, error)
             self._account.protocol_error()
-            return self._broken(
-                ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine sent an answer that cannot be read.")
-            )
-        if not engine_events:
-            return None
-        return self._events(engine_events)
+            return self._broken(_UNREADABLE)
 
     def _events(self, engine_events: list[EngineEvent]) -> Begin | Piece | None:
         if self._waiting:
@@ -164,7 +167,7 @@ class EngineAnswer:
 
     def _begin(self, content_type: str, body: bytes, *, end: bool = False) -> Begin:
         self._begun = True
-        return Begin(200, (("content-type", content_type), *self._headers), _REMOVED, body, end)
+        return Begin(200, (("content-type", content_type), *self._headers), self._removed, body, end)
 
     def _broken(self, error: ErrorInfo) -> Begin | Piece:
         """The answer's last words. Nothing of the upstream is waited for."""
@@ -173,10 +176,10 @@ class EngineAnswer:
             # An answer given whole has ended with its beginning.
             self._account.replies(200, error.kind.value)
             return Piece(stream.error(error) if stream is not None else b"", end=True)
-        self._begun = True
         rendered = self._dialect.error(error)
+        self._begun = True
         self._account.replies(rendered.status, error.kind.value)
-        return Begin(rendered.status, (*rendered.headers, *self._headers), _REMOVED, rendered.body, end=True)
+        return Begin(rendered.status, (*rendered.headers, *self._headers), self._removed, rendered.body, end=True)
 
     def _complete(self) -> Usage:
         """The answer has come whole: what it took."""
@@ -184,3 +187,7 @@ class EngineAnswer:
         usage = Usage(decoder.prompt_tokens, decoder.completion_tokens, decoder.cached_tokens)
         self._account.completes(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         return usage
+
+
+def _is_grpc(content_type: str) -> bool:
+    return content_type == "application/grpc" or content_type.startswith(("application/grpc+", "application/grpc;"))

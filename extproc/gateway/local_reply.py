@@ -1,4 +1,5 @@
-"""Envoy's own replies (no connection, time-out, another filter's refusal) as errors of the client's dialect."""
+"""What answers in an engine's place, as errors for the client: Envoy itself (no connection, time-out, another filter's
+refusal), or something between Envoy and the engine that speaks no gRPC."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from collections.abc import Mapping
 from extproc.ir import ErrorInfo, ErrorKind
 
 _RETRY_AFTER_S = 1.0
+_RETRY_AFTER_DIGITS = 5  # a day, about; more is nonsense
+
+_UPSTREAM_PASSES = (429, 503, 504)
 
 _MESSAGES: dict[int, tuple[ErrorKind, str]] = {
     401: (ErrorKind.AUTHENTICATION, "The request was refused: it carries no valid credentials."),
@@ -29,10 +33,25 @@ def error_of(status: int, headers: Mapping[str, str], details: str) -> ErrorInfo
         if status >= 500
         else (ErrorKind.INVALID_REQUEST, f"The request was refused with status {status}."),
     )
-    retry_after = headers.get("retry-after", "")
     return ErrorInfo(
         kind=kind,
         message=message,
         code=details.partition("{")[0] or None,
-        retry_after_s=(float(retry_after) if retry_after.isdecimal() else _RETRY_AFTER_S) if kind in _RETRIED else None,
+        retry_after_s=_retry_after(headers) if kind in _RETRIED else None,
     )
+
+
+def error_of_upstream(status: int, headers: Mapping[str, str]) -> ErrorInfo:
+    """A status that is not the engine's: the client can do nothing about it but try again where that may help."""
+    if status in _UPSTREAM_PASSES:
+        return error_of(status, headers, "not_a_grpc_answer")
+    return ErrorInfo(
+        kind=ErrorKind.BAD_GATEWAY,
+        message="The worker answered in a protocol that is not its own.",
+        code="not_a_grpc_answer",
+    )
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    value = headers.get("retry-after", "")
+    return float(value) if value.isdecimal() and len(value) <= _RETRY_AFTER_DIGITS else _RETRY_AFTER_S

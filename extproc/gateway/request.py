@@ -29,8 +29,29 @@ DEBUG = "x-gateway-debug"
 DECISION = "x-gateway-decision"
 LOSSES = "x-gateway-losses"
 
-_REMOVED = ("content-length", "content-encoding", "accept-encoding", "expect", DEBUG)
-"""Request headers that describe the client's body or mean nothing to an engine."""
+_REMOVED = (
+    # They describe the client's body.
+    "content-length",
+    "content-encoding",
+    "accept-encoding",
+    "expect",
+    # A gRPC server would obey them.
+    "grpc-timeout",
+    "grpc-encoding",
+    "grpc-accept-encoding",
+    "grpc-status",
+    # Secrets between the client and Envoy.
+    "authorization",
+    "proxy-authorization",
+    "cookie",
+    "api-key",
+    "x-api-key",
+    "x-goog-api-key",
+    DEBUG,
+)
+"""Request headers that do not reach an engine."""
+
+_MOST_LOSSES_BYTES = 8192
 
 _RETRY_AFTER_S = 1.0
 
@@ -62,8 +83,8 @@ class GatewayRequest:
                 return self._reply(gateway.models.list())
             if route.operation is Operation.GET_MODEL:
                 return self._reply(gateway.models.get(route.argument))
-            encoding = headers.get("content-encoding", "identity")
-            if encoding != "identity":
+            encoding = headers.get("content-encoding", "")
+            if encoding.lower() not in ("", "identity"):
                 raise RequestError(
                     ErrorInfo(
                         kind=ErrorKind.INVALID_REQUEST,
@@ -117,7 +138,9 @@ class GatewayRequest:
             reservation, decision = pool.reserve_explained(length)
             headers.append((DECISION, msgspec.json.encode(decision).decode("ascii", "replace")))
             if chat.losses:
-                headers.append((LOSSES, msgspec.json.encode(chat.losses).decode("ascii", "replace")))
+                # Envoy refuses an answer whose headers are too large.
+                losses = msgspec.json.encode(chat.losses).decode("ascii", "replace")
+                headers.append((LOSSES, losses[:_MOST_LOSSES_BYTES]))
         else:
             reservation = pool.reserve(length)
         if chat.stream:
