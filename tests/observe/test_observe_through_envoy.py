@@ -56,6 +56,7 @@ async def test_what_was_sent_is_what_was_counted(envoy_binary: Path, tmp_path: P
         async def post(**fields: object) -> int:
             return (await stack.http.post("/v1/chat/completions", **fields)).status_code
 
+        await stack.nothing_left()  # the exchange that showed that the stack is up may end late
         before = await samples(stack)
         sent = [
             *(post(json=body(stream=True)) for _ in range(7)),
