@@ -72,6 +72,7 @@ async def test_what_was_sent_is_what_was_counted(envoy_binary: Path, tmp_path: P
         await leave_before_the_answer(stack)
         await stack.nothing_left()
         assert (await stack.http.get("/v1/models/simulated")).status_code == 200
+        await stack.nothing_left()
 
         difference = await samples(stack)
         difference.subtract(before)
