@@ -260,7 +260,7 @@ class Envoy(Section):
         default=64,
         ge=1,
         le=8192,
-        description="Ceiling of a request's headers, in KiB; more gets a 431.",
+        description="Ceiling of a request's headers, in KiB; Envoy ends the connection of a client that sends more.",
     )
     access_log: Bool = Field(default=False, description="Write Envoy's access log to its standard output, as JSON.")
 

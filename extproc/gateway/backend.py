@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from extproc.engines.base import Engine
-from extproc.ir import UNSET, ErrorInfo, ErrorKind, RequestError, Sampling
+from extproc.ir import UNSET, ChatRequest, ErrorInfo, ErrorKind, RequestError, Sampling
 from extproc.routing.pool import Pool, no_worker
 from extproc.tokens.model import ModelTokens
 
@@ -28,19 +28,24 @@ class Backend:
             raise no_worker(self.pool.name)
         return tokens
 
+    def check_size(self, chat: ChatRequest) -> None:
+        """Raises RequestError (CONTEXT_LENGTH) for a text that no number of tokens within the context can hold.
+
+        Tokenizing tens of megabytes takes hundreds, so what is hopeless is refused before.
+        """
+        context = self.context_tokens
+        longest = self.ready_tokens().longest_token_bytes
+        if context is None or not longest:
+            return
+        characters = sum([len(part.text) for turn in chat.turns for part in turn.parts])
+        if characters > context * longest:
+            raise _too_long(context, f"{characters} characters, which is more than they can be")
+
     def check_length(self, prompt_tokens: int) -> None:
         """Raises RequestError (CONTEXT_LENGTH) for a prompt that leaves no room for one token of answer."""
         context = self.context_tokens
         if context is not None and prompt_tokens >= context:
-            raise RequestError(
-                ErrorInfo(
-                    kind=ErrorKind.CONTEXT_LENGTH,
-                    message=f"This model's maximum context length is {context} tokens, prompt and answer together. "
-                    f"Your messages came to {prompt_tokens} tokens. Please shorten them.",
-                    param="messages",
-                    code="context_length_exceeded",
-                )
-            )
+            raise _too_long(context, f"{prompt_tokens} tokens")
 
     def check_sampling(self, sampling: Sampling) -> Sampling:
         """The same, with a top_k that leaves every token out of it. Raises RequestError for ids that are no tokens.
@@ -65,5 +70,17 @@ def _no_token(token_id: int, field: str, vocabulary: int) -> RequestError:
             message=f"Invalid '{field}': there is no token {token_id} among the {vocabulary} of this model.",
             param=field,
             code="invalid_value",
+        )
+    )
+
+
+def _too_long(context: int, came_to: str) -> RequestError:
+    return RequestError(
+        ErrorInfo(
+            kind=ErrorKind.CONTEXT_LENGTH,
+            message=f"This model's maximum context length is {context} tokens, prompt and answer together. "
+            f"Your messages came to {came_to}. Please shorten them.",
+            param="messages",
+            code="context_length_exceeded",
         )
     )

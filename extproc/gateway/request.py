@@ -104,6 +104,7 @@ class GatewayRequest:
             chat = gateway.chat.parse(data)
             self._account.names_model(chat.model)
             backend = gateway.backend_for(chat.model)
+            backend.check_size(chat)
             prompt = backend.ready_tokens().prompt(chat)
             if isinstance(prompt, Prompt):
                 return self._dispatch(chat, backend, prompt)

@@ -34,16 +34,20 @@ class DetokenizerTable:
     """One vocabulary's table, shared by all choices.
 
     `size` is one more than the highest id. `streams` is False where text only comes at the end of an answer.
+    `longest_bytes` is what a token stands for at most, where every byte of a text is in one: 0 in vocabularies that may
+    drop parts of a text, or stand for any of them with an id for the unknown.
     """
 
-    __slots__ = ("_data", "_make", "size", "streams")
+    __slots__ = ("_data", "_make", "longest_bytes", "size", "streams")
 
     def __init__(self, data: TableData) -> None:
         self._data = data
+        self.longest_bytes = 0
         self._make: Callable[[bool], Detokenizer]
         if isinstance(data, ByteTable):
             self._make = _byte_maker(data)
             self.size = len(data.pieces)
+            self.longest_bytes = max(map(len, data.pieces), default=0)
             self.streams = True
         elif isinstance(data, TextTable):
             self._make = _text_maker(data)

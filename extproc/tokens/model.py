@@ -78,6 +78,11 @@ class ModelTokens:
         """The library that encodes most texts: `fastokens` or `tokenizers`."""
         return self._tokenizer.serves_with
 
+    @property
+    def longest_token_bytes(self) -> int:
+        """The most that one token stands for; 0 where that bounds nothing."""
+        return self._table.longest_bytes
+
     def prompt(self, request: ChatRequest) -> Prompt | Awaitable[Prompt]:
         """Render and encode. An awaitable only where encoding would stall the event loop.
 

@@ -281,6 +281,11 @@ async def test_a_prompt_over_the_models_context_is_refused_with_openais_code(sta
                 model="simulated", messages=[{"role": "user", "content": "word " * 200}]
             )
         assert raised.value.code == "context_length_exceeded"
+        # One that is hopeless by its size is refused before it is tokenized.
+        messages: list[Any] = [{"role": "user", "content": "🙂" * 1_000_000}]
+        with pytest.raises(openai.BadRequestError, match="1000000 characters") as raised:
+            await stack.client().chat.completions.create(model="simulated", messages=messages)
+        assert raised.value.code == "context_length_exceeded"
         assert not stack.engines[0].requests
 
 
