@@ -16,19 +16,20 @@ from smg_grpc_proto.generated.mlx_engine_pb2 import (
     GenerateRequest,
     GenerateResponse,
     SamplingParams,
-    TokenizedInput,
 )
 
 from extproc.engines.base import Decoder, Ended, EngineEvent, EngineRequest, ProtocolError, Tokens
 from extproc.engines.fields import logprobs_to_ask, scores
 from extproc.engines.grpc_status import error_of
+from extproc.engines.prompt_field import PromptField
 from extproc.ir import ErrorInfo, ErrorKind, FinishReason, RequestError, Sampling
-from extproc.transport.framing import Deframer, FramingError, frame
+from extproc.transport.framing import Deframer, FramingError
 
 GENERATE = "/mlx.grpc.engine.MlxEngine/Generate"
 
 MAX_MESSAGE_BYTES = 64 << 20
 
+_PROMPT = PromptField(GenerateRequest, "tokenized", "input_ids")
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -45,12 +46,11 @@ class MlxEngine:
             raise _unsupported("min_tokens", "a least number of tokens")
         message = GenerateRequest(
             request_id=request_id,
-            tokenized=TokenizedInput(input_ids=prompt),
             sampling_params=_sampling_params(sampling),
             # It knows no stop strings. Only a stream can be ended where one matches; whole, it would run to its length.
             stream=stream or bool(sampling.stop),
         )
-        return EngineRequest(GENERATE, frame(message.SerializeToString()))
+        return EngineRequest(GENERATE, _PROMPT.frame(message.SerializeToString(), prompt))
 
     def decoder(self, choices: int) -> Decoder:
         """For the answer to one `generate`, which has one choice."""

@@ -20,14 +20,16 @@ from smg_grpc_proto.generated.vllm_engine_pb2 import (
 from extproc.engines.base import Decoder, Ended, EngineEvent, EngineRequest, ProtocolError, Tokens
 from extproc.engines.fields import logprobs_to_ask, scores
 from extproc.engines.grpc_status import error_of
+from extproc.engines.prompt_field import PromptField
 from extproc.ir import ErrorInfo, ErrorKind, FinishReason, Sampling
-from extproc.transport.framing import Deframer, FramingError, frame
+from extproc.transport.framing import Deframer, FramingError
 
 GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message taken from an engine. One with all ids, scores and alternatives of a long answer is a few MB."""
 
+_PROMPT = PromptField(GenerateRequest, "tokenized", "input_ids")
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 # The servicer gives vLLM's own refusal of an over-long prompt as INVALID_ARGUMENT with this in its text.
@@ -42,10 +44,8 @@ class VllmEngine:
     def generate(self, request_id: str, prompt: Sequence[int], sampling: Sampling, *, stream: bool) -> EngineRequest:
         """The gRPC request for one prompt of token ids."""
         message = GenerateRequest(request_id=request_id, stream=stream)
-        # Filled in place: a message given to the constructor is copied, ids and all.
-        message.tokenized.input_ids.extend(prompt)
         _fill_sampling(message.sampling_params, sampling)
-        return EngineRequest(GENERATE, frame(message.SerializeToString()))
+        return EngineRequest(GENERATE, _PROMPT.frame(message.SerializeToString(), prompt))
 
     def decoder(self, choices: int) -> Decoder:
         """For the answer to one `generate`."""
