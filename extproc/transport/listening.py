@@ -7,12 +7,13 @@ import errno
 import os
 import socket
 import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 SOCKET_MODE = 0o660
 DIRECTORY_MODE = 0o750
-_UNIX_PATH_LIMIT_BYTES = 103  # the smaller of Linux's and macOS's, without the closing zero byte
+_UNIX_PATH_LIMIT_BYTES = 103 if sys.platform == "darwin" else 107  # without the closing zero byte
 
 
 class ListenError(Exception):

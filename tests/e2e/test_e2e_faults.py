@@ -85,8 +85,13 @@ async def test_a_storm_of_clients_that_go_leaves_nothing(start_stack: StartStack
 
         await asyncio.gather(*(one(number) for number in range(150)))
         await stack.nothing_left()
-        answer = await stack.http.post("/v1/chat/completions", json=body(stream=False, max_tokens=1))
-        assert answer.status_code == 200
+
+        async def served() -> bool:
+            answer = await stack.http.post("/v1/chat/completions", json=body(stream=False, max_tokens=1))
+            return answer.status_code == 200
+
+        # Health checks may have failed meanwhile: the engines share this process, which was busy.
+        await eventually(served, "an answer after the storm")
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import grpc.aio
 import pytest
 import uvloop
-from transport_probe import Probe
+from transport_probe import Connect, Probe, Start
 
 from extproc.transport.limits import TransportLimits
 from extproc.transport.service import Service
 from extproc.transport.serving import Server, TransportName, serve
-
-Start = Callable[..., Awaitable[Server]]
-Connect = Callable[..., grpc.aio.Channel]
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

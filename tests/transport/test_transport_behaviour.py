@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 import grpc.aio
 import pytest
-from conftest import Connect, Start
-from transport_probe import ECHO, END, FAIL, FAIL_AT_CLOSE, FAIL_AT_OPEN, HOLD, PATIENCE_S, Probe
+from transport_probe import ECHO, END, FAIL, FAIL_AT_CLOSE, FAIL_AT_OPEN, HOLD, PATIENCE_S, Connect, Probe, Start
 
 from extproc.transport.adapters import server_streaming, unary
 from extproc.transport.limits import MIB, TransportLimits

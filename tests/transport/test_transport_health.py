@@ -8,11 +8,10 @@ import contextlib
 import grpc
 import grpc.aio
 import pytest
-from conftest import Connect, Start
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
-from transport_probe import PATIENCE_S
+from transport_probe import PATIENCE_S, Connect, Start
 
 from extproc.transport.health import Health, ServingStatus, decode_request, encode_response
 from extproc.transport.serving import TransportName

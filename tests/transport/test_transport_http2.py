@@ -8,10 +8,9 @@ import contextlib
 import grpc
 import grpc.aio
 import pytest
-from conftest import Connect, Start
 from ngh2 import ErrorCode, Setting
 from raw_client import PREFACE, RawClient, request_headers
-from transport_probe import ECHO, FLOOD, FLOOD_MESSAGE, HOLD, PATIENCE_S, Probe
+from transport_probe import ECHO, FLOOD, FLOOD_MESSAGE, HOLD, PATIENCE_S, Connect, Probe, Start
 
 from extproc.transport.call import Ngh2Call
 from extproc.transport.framing import frame

@@ -8,8 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from conftest import Connect, Start
-from transport_probe import ECHO
+from transport_probe import ECHO, Connect, Start
 
 from extproc.transport.listening import ListenError, TcpAddress, UnixAddress, parse_listen
 from extproc.transport.serving import TransportName
@@ -42,8 +41,8 @@ def test_other_addresses_are_refused_with_what_to_write(listen: str) -> None:
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused() -> None:
-    with pytest.raises(ListenError, match="at most 103 bytes"):
-        parse_listen("unix:/" + "x" * 103)
+    with pytest.raises(ListenError, match="at most [0-9]+ bytes"):
+        parse_listen("unix:/" + "x" * 107)
 
 
 async def test_the_socket_is_for_owner_and_group(start: Start, tmp_path: Path) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+
+import grpc.aio
 
 from extproc.transport.service import Call, Service
+from extproc.transport.serving import Server
+
+Start = Callable[..., Awaitable[Server]]
+Connect = Callable[..., grpc.aio.Channel]
 
 ECHO = "/test.Probe/Echo"
 HOLD = "/test.Probe/Hold"
