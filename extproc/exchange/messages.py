@@ -50,9 +50,8 @@ def parse(data: bytes) -> ProcessingRequest:
 def response_piece(data: bytes) -> bytes | None:
     """The body of a message that is a piece of the response's body and nothing else, not its last; None for others.
 
-    Hot: once per token. All but a few bytes of such a message are its body, and those follow from its length. 0.2 us;
-    protobuf takes three times that, and when it frees what it parsed it has the allocator give memory back every now
-    and then, which stops the loop for milliseconds.
+    Hot: once per token. All but a few bytes of such a message are its body, and those follow from its length: 0.2 us,
+    where protobuf takes 0.6.
     """
     prefix = _received_prefix(len(data))
     return data[len(prefix) :] if data.startswith(prefix) else None
