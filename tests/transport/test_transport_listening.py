@@ -41,7 +41,7 @@ def test_other_addresses_are_refused_with_what_to_write(listen: str) -> None:
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused() -> None:
-    with pytest.raises(ListenError, match="at most [0-9]+ bytes"):
+    with pytest.raises(ListenError, match=r"at most [0-9]+ bytes"):
         parse_listen("unix:/" + "x" * 107)
 
 
