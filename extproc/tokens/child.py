@@ -3,8 +3,9 @@
 `inspect FILE`: inspects the tokenizer, writes one msgpack value to standard output and ends.
 
 `serve FILE DIGEST`: encodes texts until standard input ends, so that it never outlives its parent.
- request: id (u64), length (u32), UTF-8 text. reply: id (u64), status (u8: 0 ids, 1 error), length (u32), then ids as
- uint32 or an error's text. All little-endian. The first reply has id 0 and says that the tokenizer is loaded.
+ request: id (u64), what (u8: 0 encode, 1 name), length (u32), then UTF-8 text or ids as uint32.
+ reply: id (u64), status (u8: 0 done, 1 error), length (u32), then ids as uint32, or a msgpack array of names, or an
+ error's text. All little-endian. The first reply has id 0 and says that the tokenizer is loaded.
  Replies come in the order in which they are ready.
 """
 
@@ -17,14 +18,16 @@ import struct
 import sys
 import threading
 from array import array
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-REQUEST = struct.Struct("<QI")
+REQUEST = struct.Struct("<QBI")
 REPLY = struct.Struct("<QBI")
 OK, FAILED = 0, 1
+ENCODE, NAME = 0, 1
 _THREADS = 2
 
 
@@ -72,22 +75,31 @@ class _Server:
         self._reply(0, OK, b"")
         pool = ThreadPoolExecutor(_THREADS)
         while header := _read(REQUEST.size):
-            request_id, length = REQUEST.unpack(header)
-            pool.submit(self._encode, request_id, _read(length))
+            request_id, what, length = REQUEST.unpack(header)
+            pool.submit(self._answer, request_id, self._encode if what == ENCODE else self._name, _read(length))
         # Not waiting for the pool: nobody is left to read what it still encodes.
         os._exit(0)
 
-    def _encode(self, request_id: int, text: bytes) -> None:
+    def _answer(self, request_id: int, work: Callable[[bytes], bytes], data: bytes) -> None:
         try:
-            # The batch call releases the interpreter lock, the single one does not.
-            (encoding,) = self._tokenizer.encode_batch_fast([text.decode()], add_special_tokens=False)
-            ids = array("I", encoding.ids)
-            if sys.byteorder == "big":
-                ids.byteswap()
-            status, payload = OK, ids.tobytes()
+            status, payload = OK, work(data)
         except BaseException as error:  # a panic of the library is no Exception
             status, payload = FAILED, f"{type(error).__name__}: {error}".encode()
         self._reply(request_id, status, payload)
+
+    def _encode(self, text: bytes) -> bytes:
+        # The batch call releases the interpreter lock, the single one does not.
+        (encoding,) = self._tokenizer.encode_batch_fast([text.decode()], add_special_tokens=False)
+        ids = array("I", encoding.ids)
+        if sys.byteorder == "big":
+            ids.byteswap()
+        return ids.tobytes()
+
+    def _name(self, packed: bytes) -> bytes:
+        ids = array("I", packed)
+        if sys.byteorder == "big":
+            ids.byteswap()
+        return msgspec.msgpack.encode([self._tokenizer.id_to_token(at) for at in ids])
 
     def _reply(self, request_id: int, status: int, payload: bytes) -> None:
         data = memoryview(REPLY.pack(request_id, status, len(payload)) + payload)

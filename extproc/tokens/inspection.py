@@ -18,12 +18,34 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from extproc.token_ids import MAX_IDS
+from extproc.tokens.cache_boundaries import isolated
 from extproc.tokens.probes import probes
 from extproc.tokens.source import MAX_JSON_BYTES
 from extproc.tokens.tables import TableData, build_table
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+_CUTS_TRIED = 3  # for each added token; some tokenizers have more than a thousand
+_AROUND = (
+    "a",
+    "word ",
+    " word",
+    "it's 12",
+    "\n",
+    "x\n\n",
+    "你好",
+    "naïve",
+    "é\u0301",
+    "<",
+    "|>",
+    "😀 ",
+    "  ",
+    "",
+    "1",
+    "▁_",
+)
 
 __all__ = ["Failure", "Inspection", "inspect_tokenizer"]
 
@@ -36,6 +58,9 @@ class Inspection(Struct, tag=True):
     added_ids: dict[str, int]  # added tokens, special or not, by their text
     refusal: str | None  # why the fast library must not serve, None where it is exact
     suspect_characters: str = ""  # texts with one of these go to the reference library
+    boundary_tokens: list[str] = []  # a text can be cut in front of these and its parts encoded one by one
+    template_ids: tuple[list[int], list[int]] | None = None
+    """What stands before and after the ids of a text when special tokens are added; None where that is not all."""
 
 
 class Failure(Struct, tag=True):
@@ -65,12 +90,16 @@ def inspect_tokenizer(path: Path) -> Inspection | Failure:
         table = build_table(reference, spec.get("decoder"))
     except (KeyError, TypeError, ValueError) as error:
         return Failure(f"the decoder of {path} cannot be used: {error}")
+    if reference.get_vocab_size(with_added_tokens=True) > MAX_IDS:
+        return Failure(f"the vocabulary of {path} has more than {MAX_IDS} tokens")
     return Inspection(
         digest=hashlib.sha256(raw).hexdigest(),
         table=table,
         added_ids={token.content: at for at, token in reference.get_added_tokens_decoder().items()},
         refusal=_file_rules(spec) or _compare(text, reference),
         suspect_characters=_suspect_characters(spec),
+        boundary_tokens=[token for at, token in enumerate(isolated(spec)) if _cuts(reference, token, at)],
+        template_ids=_template_ids(reference),
     )
 
 
@@ -105,6 +134,35 @@ def _suspect_characters(spec: dict[str, Any]) -> str:
     """The long s folds to s: contraction groups that ignore case may split such words differently."""
     ignores_case = any("(?i:" in pattern for pattern in _patterns(spec.get("pre_tokenizer")))
     return "\u017f" if ignores_case else ""
+
+
+def _cuts(reference: Tokenizer, token: str, at: int) -> bool:
+    """Whether texts may be cut in front of an added token, tried with texts that `at` chooses."""
+    for shift in range(_CUTS_TRIED):
+        before = _AROUND[(at + shift) % len(_AROUND)]
+        after = token + _AROUND[(at + 3 * shift + 1) % len(_AROUND)]
+        whole, left, right = (
+            reference.encode(text, add_special_tokens=False).ids for text in (before + after, before, after)
+        )
+        if whole != left + right:
+            return False
+    return True
+
+
+def _template_ids(reference: Tokenizer) -> tuple[list[int], list[int]] | None:
+    found: tuple[list[int], list[int]] | None = None
+    for text in _AROUND:
+        bare = reference.encode(text, add_special_tokens=False).ids
+        full = reference.encode(text, add_special_tokens=True).ids
+        if not bare:
+            continue
+        starts = [at for at in range(len(full) - len(bare) + 1) if full[at : at + len(bare)] == bare]
+        candidates = [(full[:at], full[at + len(bare) :]) for at in starts]
+        if found is None:
+            found = candidates[0] if candidates else None
+        if found not in candidates:
+            return None
+    return found
 
 
 def _patterns(spec: Any) -> Iterator[str]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from extproc.tokens.child import FAILED, REPLY, REQUEST
+from extproc.token_ids import TokenIds
+from extproc.tokens.child import ENCODE, FAILED, NAME, REPLY, REQUEST
 from extproc.tokens.inspection import Failure, Inspection
 from extproc.tokens.source import TokenizerError
 
@@ -84,14 +86,22 @@ class RemoteEncoder:
 
     async def encode(self, text: bytes) -> bytes:
         """The ids of a UTF-8 text as uint32, little-endian, without special tokens added. Raises TokenizerError."""
+        return await self._ask(ENCODE, text)
+
+    async def names(self, ids: Sequence[int]) -> list[str | None]:
+        """The tokens as the vocabulary writes them; None for an unknown id. Raises TokenizerError."""
+        answer = await self._ask(NAME, TokenIds.of(ids).packed())
+        return msgspec.msgpack.decode(answer, type=list[str | None])
+
+    async def _ask(self, what: int, data: bytes) -> bytes:
         for attempt in range(1, _ATTEMPTS + 1):
             child = await self._running()
             try:
-                return await child.encode(text)
+                return await child.ask(what, data)
             except _ChildGoneError:
                 if attempt == _ATTEMPTS or self._closed:
                     raise TokenizerError(
-                        f"the process that encodes with {self._path} died twice on a text of {len(text)} bytes"
+                        f"the process that encodes with {self._path} died twice on a text of {len(data)} bytes"
                     ) from None
         raise AssertionError("unreachable")
 
@@ -150,7 +160,7 @@ class _Child:
             raise
         return child
 
-    async def encode(self, text: bytes) -> bytes:
+    async def ask(self, what: int, data: bytes) -> bytes:
         if self.gone:
             raise _ChildGoneError
         self._last_id = request_id = self._last_id + 1
@@ -161,14 +171,15 @@ class _Child:
         try:
             async with asyncio.timeout(_ENCODE_TIMEOUT_S):
                 try:
-                    stdin.write(REQUEST.pack(request_id, len(text)) + text)
+                    stdin.write(REQUEST.pack(request_id, what, len(data)))
+                    stdin.write(data)
                     await stdin.drain()
                 except (OSError, RuntimeError):
                     raise _ChildGoneError from None
                 return await answer
         except TimeoutError:
             self._abandon()
-            raise TokenizerError(f"encoding a text of {len(text)} bytes took longer than the limit") from None
+            raise TokenizerError(f"encoding a text of {len(data)} bytes took longer than the limit") from None
         finally:
             del self._waiting[request_id]
             if answer.done() and not answer.cancelled():

@@ -81,7 +81,7 @@ def test_the_fast_library_gives_the_reference_ids(loaded: Any, kind: str, text: 
     one = loaded(kind)
     assert one.tokenizer.serves_with == "fastokens"
     ids = one.tokenizer.encode(text)
-    assert (one.encode_async(text) if ids is None else ids) == one.expected(text)
+    assert (one.encode_async(text) if ids is None else list(ids)) == one.expected(text)
 
 
 @pytest.mark.parametrize("kind", REFERENCE_KINDS)
@@ -140,7 +140,7 @@ async def test_truncation_and_padding_of_the_file_do_not_touch_prompts(tmp_path:
         bare = tokenizers.Tokenizer.from_str(json.dumps({**spec, "truncation": None, "padding": None}))
         expected = bare.encode(text).ids
         assert len(expected) > 8
-        assert tokenizer.encode(text) == expected
+        assert list(tokenizer.encode(text) or ()) == expected
         assert list(await tokenizer.encode_async(text)) == expected
     finally:
         await tokenizer.aclose()
