@@ -60,7 +60,7 @@ class Tokenizer:
         self._suspects = inspection.suspect_characters
         self._inline_characters = -1 if fast is None else fast.inline_characters
         self._store = store
-        self._cache = None if store is None else TextCache(store, Boundaries({}))
+        self._cache = None if store is None else self._cut_at({}, store)
 
     @classmethod
     async def load(cls, path: Path, store: TokenCache | None = None) -> Tokenizer:
@@ -94,8 +94,13 @@ class Tokenizer:
         markers = choose(sample, messages, self.inspection.boundary_tokens)
         if self._store is not None:
             ids = self.inspection.added_ids
-            self._cache = TextCache(self._store, Boundaries({marker: ids[marker] for marker in markers}))
+            self._cache = self._cut_at({marker: ids[marker] for marker in markers}, self._store)
         return markers
+
+    def _cut_at(self, markers: dict[str, int], store: TokenCache) -> TextCache:
+        if self._fast is None:
+            return TextCache(store, Boundaries(markers))
+        return TextCache(store, Boundaries(markers), self._fast.seconds_per_character)
 
     def encode(self, text: str) -> TokenIds | None:
         """The ids, without special tokens added; None where `encode_async` has to do it.
@@ -103,11 +108,11 @@ class Tokenizer:
         Raises InvalidTextError. Hot.
         """
         cache = self._cache
-        if cache is None:
+        if cache is None or not cache.pays():
             varints = self._encode_inline(text)
             return None if varints is None else TokenIds(varints)
         found = cache.find(text)
-        if found.known == len(found.parts):
+        if found.known == len(found.parts.texts):
             return _join(found.varints)
         varints = self._encode_inline(text[found.end :])
         return None if varints is None else _learn(cache, found, varints)
@@ -132,7 +137,7 @@ class Tokenizer:
         if cache is None:
             return TokenIds(await self._encode_outside(text))
         found = cache.find(text)
-        if found.known == len(found.parts):
+        if found.known == len(found.parts.texts):
             return _join(found.varints)
         return _learn(cache, found, await self._encode_outside(text[found.end :]))
 
@@ -179,7 +184,8 @@ class _FastEncoder:
         self._pool = pool
         # Makes no Python integers, and releases the interpreter lock.
         self.encode_flat = library_tokenizer.encode_batch_flat
-        self.inline_characters = self._measure()
+        self.seconds_per_character = self._measure()
+        self.inline_characters = int(_INLINE_BUDGET_S / self.seconds_per_character)
 
     @classmethod
     async def load(cls, path: Path, digest: str) -> _FastEncoder:
@@ -213,8 +219,8 @@ class _FastEncoder:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _measure(self) -> int:
-        """Characters that this thread encodes within the budget, from texts that the caches do not know. Warms it."""
+    def _measure(self) -> float:
+        """Of encoding texts that no cache knows, on this thread. Warms it."""
         encode = self.encode_flat
         for at in range(8):
             encode([_WARM_TEXT + str(at)])
@@ -225,7 +231,7 @@ class _FastEncoder:
             encode([text])
             seconds += perf_counter() - started
             characters += len(text)
-        return int(_INLINE_BUDGET_S / (seconds / characters))
+        return seconds / characters
 
 
 def _load(path: Path, digest: str) -> Any:

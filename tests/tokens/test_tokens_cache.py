@@ -38,8 +38,7 @@ class Cached:
         self.tokenizer = self.runner.run(Tokenizer.load(folder, self.store))
         sample = "".join(f"{marker}message {at}" for at, marker in enumerate(markers))
         chosen = self.tokenizer.cut_like(sample, [f"message {at}" for at in range(len(markers))])
-        # Several are used together only where they begin alike.
-        assert chosen == markers or (chosen == markers[:1] and kind == "byte_fallback_legacy")
+        assert chosen == markers
         self.reference = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.reference.no_truncation()
         self.reference.no_padding()
@@ -153,6 +152,27 @@ def test_a_day_of_unique_prompts_stays_inside_the_bound() -> None:
     assert (store.used_bytes, len(store), cache.find(system).known) == (0, 0, 0)
 
 
+def test_where_too_little_is_found_texts_are_encoded_without_asking() -> None:
+    store = TokenCache(1 << 20)
+    # As with the fastest tokenizers, of which 4 ns a character are known.
+    cache = TextCache(store, Boundaries({}), 4e-9)
+    ids = TokenIds.of([1]).varints
+
+    def asked(texts: int, different: int) -> int:
+        count = 0
+        for at in range(texts):
+            if cache.pays():
+                count += 1
+                found = cache.find(f"text {at % different} {texts}")
+                if not found.known:
+                    cache.add(found, ids)
+        return count
+
+    assert asked(5000, 100) == 5000
+    assert asked(5001, 6000) < 1100  # at most two trials
+    assert asked(20_000, 100) > 10_000  # it was tried again
+
+
 def test_a_text_that_would_drive_out_everything_is_not_kept() -> None:
     store = TokenCache(100_000)
     cache = TextCache(store, Boundaries({}))
@@ -162,15 +182,15 @@ def test_a_text_that_would_drive_out_everything_is_not_kept() -> None:
 
 
 def test_a_text_of_nothing_but_markers_is_cut_a_limited_number_of_times() -> None:
-    boundaries = Boundaries({"<m>": 7})
     text = "<m>" * 100_000
-    parts = boundaries.split(text)
-    assert len(parts) < 2000
-    ids = TokenIds.of([7] * 100_000).varints
-    pieces = boundaries.cut(ids, parts, first=True)
-    assert pieces is not None
-    assert (b"".join(pieces), len(pieces)) == (ids, len(parts))
-    assert sum(boundaries.lengths(parts, first=True)) == len(text)
+    for boundaries in (Boundaries({"<m>": 7}), Boundaries({"<m>": 7, "<n>": 8})):
+        parts = boundaries.split(text)
+        assert len(parts.texts) < 2000
+        ids = TokenIds.of([7] * 100_000).varints
+        pieces = boundaries.cut(ids, parts, 0)
+        assert pieces is not None
+        assert (b"".join(pieces), len(pieces)) == (ids, len(parts.texts))
+        assert sum(boundaries.lengths(parts, 0)) == len(text)
 
 
 def test_ids_without_the_texts_markers_are_not_learned() -> None:
@@ -212,8 +232,8 @@ def test_boundaries_are_tried_with_the_reference(tmp_path: Path) -> None:
 
 CHOICES: list[tuple[str, str, tuple[str, ...]]] = [
     ("one for all messages", "<|s|>user\nQ<|e|>\n<|s|>bot\nA<|e|>", ("<|s|>",)),
-    ("one for each role, alike at the start", "<|u|>Q<|b|>A<|e|>", ("<|u|>", "<|b|>")),
-    ("one for each role, not alike", "[I]Q</e>A", ("[I]",)),
+    ("one for each role, alike", "<|u|>Q<|b|>A<|e|>", ("<|u|>", "<|b|>")),
+    ("one for each role, not alike", "[I]Q</e>A", ("[I]", "</e>")),
     ("none", "user: Q bot: A", ()),
 ]
 
