@@ -6,12 +6,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
-from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, RequestError, Turn
+from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, RequestError, Text, Turn
+from extproc.token_ids import TokenIds
+from extproc.tokens.cache import TokenCache
 from extproc.tokens.detokenizer import Detokenizer, DetokenizerTable
+from extproc.tokens.escaping import Escaper, Marked
 from extproc.tokens.source import TokenizerError, locate_tokenizer, read_json_object
 from extproc.tokens.template import ChatTemplate, TemplateError, find_special_tokens, find_template
 from extproc.tokens.tokenizer import InvalidTextError, Tokenizer
@@ -33,13 +36,14 @@ _RESERVED_KWARGS = frozenset(
         "return_tensors",
     }
 )
+_SAMPLE = ("First question?", "An answer.", "Second question?")
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 
 
 class Prompt(Struct, frozen=True, gc=False):
     """A rendered and encoded conversation."""
 
-    ids: Sequence[int]  # a list, or an array of uint32
+    ids: TokenIds
     text_length: int  # characters of the rendered text
 
 
@@ -58,14 +62,27 @@ class ModelTokens:
         """One more than the highest id that the model knows, the padding of its embedding included."""
         self.eos_ids = _eos_ids(folder, config, tokenizer.inspection.added_ids)
         """Ids that end an answer."""
+        self._escaper: Escaper | None = None
+        self._control_ids: frozenset[int] = frozenset()
 
     @classmethod
-    async def load(cls, path: Path, template_override: Path | None = None) -> ModelTokens:
-        """From a model's folder, or a single tokenizer.json with a chat template file. Raises TokenizerError."""
+    async def load(
+        cls,
+        path: Path,
+        template_override: Path | None = None,
+        *,
+        cache: TokenCache | None = None,
+        special_tokens_in_content: Literal["allow", "escape"] = "allow",
+    ) -> ModelTokens:
+        """From a model's folder, or a single tokenizer.json with a chat template file. Raises TokenizerError.
+
+        `cache`: of all models of this process.
+        """
         folder, template = await asyncio.to_thread(_load_template, path, template_override)
-        tokenizer = await Tokenizer.load(path)
+        tokenizer = await Tokenizer.load(path, cache)
         try:
             model = await asyncio.to_thread(cls, folder, tokenizer, template)
+            await model._look_at_sample(special_tokens_in_content == "escape")
         except BaseException:
             await tokenizer.aclose()
             raise
@@ -88,7 +105,10 @@ class ModelTokens:
 
         Raises RequestError, at once or when awaited.
         """
-        text = self._render(request)
+        marked = None if self._escaper is None else self._mark(self._escaper, request)
+        text = self._render(request, marked)
+        if self._escaper is not None:
+            return self._prompt_escaped(text, self._escaper, marked)
         try:
             ids = self._tokenizer.encode(text)
         except InvalidTextError as error:
@@ -96,6 +116,32 @@ class ModelTokens:
         if ids is None:
             return self._prompt_async(text)
         return Prompt(ids, len(text))
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+        """The ids of a text that is no conversation. Raises RequestError."""
+        ids = await self._encode(text, "prompt")
+        if not add_special_tokens:
+            return ids
+        around = self._tokenizer.inspection.template_ids
+        if around is None:
+            raise RequestError(
+                ErrorInfo(
+                    kind=ErrorKind.UNSUPPORTED,
+                    message="The special tokens that this tokenizer adds depend on the text, which is not supported. "
+                    "Set 'add_special_tokens' to false.",
+                    param="add_special_tokens",
+                    code="unsupported_value",
+                )
+            )
+        before, after = around
+        return TokenIds(TokenIds.of(before).varints + ids.varints + TokenIds.of(after).varints)
+
+    async def token_names(self, ids: Sequence[int]) -> list[str | None]:
+        """The tokens as the vocabulary writes them; None for an unknown id. Raises RequestError."""
+        try:
+            return await self._tokenizer.names(ids)
+        except TokenizerError as error:
+            raise _failed(error) from error
 
     def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         """A new one, for one choice of one answer."""
@@ -110,26 +156,67 @@ class ModelTokens:
         await self._tokenizer.aclose()
 
     async def _prompt_async(self, text: str) -> Prompt:
-        try:
-            return Prompt(await self._tokenizer.encode_async(text), len(text))
-        except InvalidTextError as error:
-            raise _refused(str(error)) from error
-        except TokenizerError as error:
-            _log.error("cannot encode a prompt: %s", error)
-            raise RequestError(
-                ErrorInfo(kind=ErrorKind.SERVER, message="The prompt could not be tokenized.")
-            ) from error
+        return Prompt(await self._encode(text, "messages"), len(text))
 
-    def _render(self, request: ChatRequest) -> str:
+    async def _encode(self, text: str, param: str) -> TokenIds:
+        try:
+            return self._tokenizer.encode(text) or await self._tokenizer.encode_async(text)
+        except InvalidTextError as error:
+            raise _refused(str(error), param) from error
+        except TokenizerError as error:
+            raise _failed(error) from error
+
+    def _mark(self, escaper: Escaper, request: ChatRequest) -> Marked | None:
+        values: list[Any] = [part.text for turn in request.turns for part in turn.parts]
+        values += [turn.name for turn in request.turns]
+        try:
+            return escaper.for_request([*values, request.template_kwargs])
+        except ValueError as error:
+            raise _refused(str(error)) from error
+
+    async def _prompt_escaped(self, text: str, escaper: Escaper, marked: Marked | None) -> Prompt:
+        pieces = [text] if marked is None else marked.pieces(text)
+        ids = TokenIds(b"".join([(await self._encode(piece, "messages")).varints for piece in pieces]))
+        # What is written otherwise may be normalized to a control token, and a model of another kind than BPE may have
+        # one in its vocabulary. About 40 ns an id.
+        control_ids = self._control_ids
+        if sum(at in control_ids for at in ids) > sum(map(escaper.count, pieces)):
+            raise _refused("the messages hold text which the tokenizer would turn into a control token")
+        return Prompt(ids, len(text))
+
+    async def _look_at_sample(self, escape: bool) -> None:
+        """Learn from a rendered conversation where messages begin, and which tokens the template writes."""
+        tokenizer = self._tokenizer
+        roles: tuple[Literal["user", "assistant"], ...] = ("user", "assistant", "user")
+        turns = tuple(Turn(role, (Text(text),)) for role, text in zip(roles, _SAMPLE, strict=True))
+        try:
+            sample = self._render(ChatRequest(model="", turns=turns), None)
+        except RequestError as error:
+            _log.warning("prompts are cached only as a whole: the chat template refuses a conversation: %s", error)
+            sample = ""
+        markers = tokenizer.cut_like(sample, _SAMPLE)
+        _log.info("prompts are cached by message, cut in front of %s", markers or "nothing")
+        if escape:
+            added = tokenizer.inspection.added_ids
+            special = frozenset(tokenizer.inspection.table.special)
+            control = {token: at for token, at in added.items() if at in special or token in sample}
+            self._escaper = Escaper(control)
+            self._control_ids = frozenset(at for token, at in control.items() if len(token) > 1)
+
+    def _render(self, request: ChatRequest, marked: Marked | None) -> str:
         kwargs = request.template_kwargs
         for name in kwargs:
             if name in _RESERVED_KWARGS:
                 message = f"{name!r} cannot be set through chat_template_kwargs."
                 raise _refused(message, f"chat_template_kwargs.{name}")
         template = self._template
+        messages = [self._message(turn) for turn in request.turns]
+        if marked is not None:
+            messages = marked.value(messages)
+            kwargs = marked.value(kwargs)
         try:
             return template.render(
-                [self._message(turn) for turn in request.turns],
+                messages,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 kwargs=kwargs,
@@ -157,6 +244,11 @@ def _load_template(path: Path, override: Path | None) -> tuple[Path | None, Chat
     """The folder, None for a single file, and its template."""
     folder = None if locate_tokenizer(path) == path else path
     return folder, ChatTemplate(find_template(folder, override)["default"], find_special_tokens(folder))
+
+
+def _failed(error: TokenizerError) -> RequestError:
+    _log.error("cannot encode a prompt: %s", error)
+    return RequestError(ErrorInfo(kind=ErrorKind.SERVER, message="The prompt could not be tokenized."))
 
 
 def _refused(message: str, param: str = "messages") -> RequestError:
