@@ -15,6 +15,7 @@ def demo(
     port: Annotated[
         int | None,
         typer.Option(
+            metavar="PORT",
             min=1,
             max=65535,
             help=f"Port to serve clients at. Without it {DEFAULT_PORT}, or a free one if that is taken.",
@@ -35,7 +36,8 @@ def demo(
 
         extproc demo --once
 
-    Exit status: 0 after the tour and Ctrl-C, 1 if a part did not start or ended, or a request of the tour failed.
+    Exit status: 0 after the tour and Ctrl-C, 1 if a part did not start or ended, or a request of the tour failed, 2 for
+    a mistake in the command line, 130 if Ctrl-C, SIGTERM or SIGHUP came before the tour was over.
     """
     from extproc.cli.demo_run import run_demo
 

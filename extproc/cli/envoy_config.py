@@ -39,6 +39,7 @@ def envoy_config(
         extproc envoy-config --config gateway.yaml
 
         extproc envoy-config --config gateway.yaml --output run/envoy
+
         envoy --config-path run/envoy/bootstrap.yaml
 
     Exit status: 0 if all is written, 1 if not.

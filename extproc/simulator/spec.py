@@ -26,15 +26,21 @@ class Answers(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """One engine. `help` of a field is the text of its command-line option."""
+    """One engine. `help` of a field is the text of its command-line option, `metavar` what its value is called there,
+    and `default` how the default is called, where its value says little."""
 
     listen: str = field(
-        default="127.0.0.1:0", metadata={"help": "host:port (port 0 = any free one) or unix:/path to serve on"}
+        default="127.0.0.1:0",
+        metadata={"help": "host:port (port 0 = any free one) or unix:/path to serve on", "metavar": "ADDRESS"},
     )
-    model: str = field(default="simulated", metadata={"help": "the served model's name"})
+    model: str = field(default="simulated", metadata={"help": "the served model's name", "metavar": "NAME"})
     tokenizer: Path = field(
         default=OWN_MODEL,
-        metadata={"help": "folder with tokenizer.json; config.json and generation_config.json are read if present"},
+        metadata={
+            "help": "folder with tokenizer.json; config.json and generation_config.json are read if present",
+            "metavar": "FOLDER",
+            "default": "a small one of the package",
+        },
     )
     context_tokens: int = field(
         default=0, metadata={"help": "longest prompt and answer together; 0 = config.json's max_position_embeddings"}

@@ -73,7 +73,8 @@ class Ngh2Server:
             await asyncio.wait_for(self._wait_all_lost(), grace_s)
         except TimeoutError:
             open_calls = sum(connection.calls for connection in self._connections)
-            _log.info("stop: %d calls still open after %g s are reset", open_calls, grace_s)
+            if open_calls:
+                _log.info("stop: %d calls still open after %g s are reset", open_calls, grace_s)
         finally:
             # Also when this coroutine is cancelled: nothing is left open.
             for connection in list(self._connections):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -44,9 +45,20 @@ def test_the_help_of_every_command_has_an_example(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert "--" in result.output
-    if command != "simulate":
-        assert f"extproc {command}" in result.output
-        assert "Exit status" in result.output
+    assert f"    extproc {command}" in result.output
+    assert "Exit status" in result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_option_is_cut_or_wrapped_on_a_narrow_terminal(command: str) -> None:
+    narrow = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80", "NO_COLOR": "1"}).output
+    wide = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300", "NO_COLOR": "1"}).output
+    options = re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", wide, re.MULTILINE)
+    assert options
+    for option in options:
+        assert re.search(rf"^ +(?:-\w, )?{option}(?:\s|$)", narrow, re.MULTILINE), option
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert not re.search(r"<(bool|str|path|int|float)", narrow)
 
 
 def test_help_loads_none_of_the_rooms_behind_the_commands() -> None:
@@ -93,9 +105,16 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (["up", "--worker-urls", "http://a:1"], "grpc://a:1"),
         (["up", "--worker-urls", "grpc://a"], "no port"),
         (["up", "--worker-urls", ","], "no worker"),
-        (["up", "--worker-urls", "grpc://a:1", "--policy", "cache_aware"], "least_load"),
+        (
+            ["up", "--worker-urls", "grpc://a:1", "--policy", "cache_aware"],
+            "policies that look at KV caches do not exist yet",
+        ),
+        (["up", "--worker-urls", "grpc://a:1", "--policy", "fastest"], "least_load, round_robin and random"),
         (["up", "--worker-urls", "grpc://a:1", "--host", "example.org"], "host name"),
         (["demo", "--port", "70000"], "65535"),
+        (["simulate", "--count", "0"], "--count"),
+        (["simulate", "--port", "99999"], "--port"),
+        (["simulate", "--tokenizer", "no-such-folder"], "no-such-folder"),
     ],
 )
 def test_mistakes_in_the_command_line_exit_with_2(arguments: list[str], words: str) -> None:
@@ -103,6 +122,7 @@ def test_mistakes_in_the_command_line_exit_with_2(arguments: list[str], words: s
     assert result.exit_code == 2
     assert words in result.stderr
     assert "Traceback" not in result.output
+    assert "Value error" not in result.output
 
 
 def test_envoys_files_are_written_where_they_name_each_other(tmp_path: Path) -> None:

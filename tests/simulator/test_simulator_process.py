@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import sys
 
 import grpc
@@ -14,7 +15,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from extproc.simulator.__main__ import main, read_script
 from extproc.simulator.fleet import start_engines
-from extproc.simulator.spec import EngineSpec
+from extproc.simulator.spec import OWN_MODEL, EngineSpec
 from extproc.transport.listening import ListenError
 
 COMMAND = (sys.executable, "-m", "extproc.simulator")
@@ -57,16 +58,53 @@ def test_script_file_is_cut_at_its_separators(tmp_path):
     [
         (["--tokenizer", "/nowhere"], "/nowhere"),
         (["--count", "0"], "--count"),
-        (["--block-tokens", "0"], "block_tokens"),
+        (["--block-tokens", "0"], "--block-tokens"),
         (["--script", "/nowhere"], "/nowhere"),
         (["--listen", "unix:/tmp/x.sock", "--count", "2"], "--count"),
         (["--listen", "nonsense"], "nonsense"),
-        (["--fault-times", "0"], "times"),
+        (["--listen", "127.0.0.1:65535", "--count", "2"], "65535"),
+        (["--answers", "script"], "--script"),
+        (["--grace-s", "-1"], "--grace-s"),
+        (["--fault-times", "0"], "--fault-times"),
     ],
 )
-def test_mistakes_are_named(arguments, named, capsys):
-    assert main(arguments) == 1
+def test_mistakes_in_the_command_line_are_named_and_exit_with_2(arguments, named, capsys):
+    assert main(arguments) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--port", "99999"], "'99999' is not a port"),
+        (["--answers", "shout"], "'shout' is not one of echo, natural, script"),
+        (["--fault-break-kind", "burn"], "'burn' is not one of error, stall"),
+    ],
+)
+def test_values_of_the_wrong_kind_exit_with_2(arguments, named, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert named in capsys.readouterr().err
+
+
+def test_a_port_in_use_exits_with_1(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["--port", port]) == 1
+    assert port in capsys.readouterr().err
+
+
+def test_the_help_names_every_option_with_an_example_and_exit_codes(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert "extproc simulate --port 50051" in text
+    assert "Exit status" in text
+    assert "--fault-ignore-stop-strings" in text
+    assert "None" not in text
+    assert "(default: )" not in text
+    assert str(OWN_MODEL) not in text
 
 
 async def test_all_engines_start_or_none():
