@@ -64,6 +64,11 @@ def _parse_size(value: object) -> int:
     return size
 
 
+def _parse_size_or_none(value: object) -> int:
+    """The same, or 0."""
+    return 0 if value == 0 and not isinstance(value, bool) else _parse_size(value)
+
+
 def _resolve(path: str, info: ValidationInfo) -> str:
     folder = (info.context or {}).get("folder")
     return path if folder is None else str(Path(folder, path))
@@ -152,6 +157,7 @@ Number = Annotated[float, Strict()]
 Bool = Annotated[bool, Strict()]
 Size = Annotated[int, PlainValidator(_parse_size)]
 FilePath = Annotated[Path, PlainValidator(_parse_path), _AS_TEXT]
+SizeOrNone = Annotated[int, PlainValidator(_parse_size_or_none)]
 TokenizerSource = Annotated[Path | Literal["worker"], PlainValidator(_parse_tokenizer), _AS_TEXT]
 ListenAddress = Annotated[HostPort, PlainValidator(_parse_listen), _AS_TEXT]
 WorkerAddress = Annotated[HostPort, PlainValidator(_parse_worker), _AS_TEXT]
@@ -318,6 +324,12 @@ class Pool(Section):
         default=None,
         description="A Jinja file to use in place of the chat template that comes with the tokenizer.",
     )
+    special_tokens_in_content: Literal["allow", "escape"] = Field(
+        default="allow",
+        description="What becomes of clients' text that spells one of the model's control tokens. `allow`: it is that "
+        "token, as in the engines themselves, so whoever writes a message can end it and begin another in any role. "
+        "`escape`: it stays text.",
+    )
     policy: Literal["least_load", "round_robin", "random"] = Field(
         default="least_load",
         description="How a worker is chosen: `least_load` takes the one with the fewest prompt tokens dispatched and "
@@ -338,6 +350,10 @@ class Limits(Section):
     held_bytes: Size = Field(
         default=_written("512MiB"),
         description="All request bodies held at a time, over all exchanges; above it new ones get a 503.",
+    )
+    token_cache_bytes: SizeOrNone = Field(
+        default=_written("64MiB"),
+        description="Memory of each process for the tokens of earlier prompts, over all pools; 0 for no such cache.",
     )
     json_depth: Int = Field(default=64, ge=4, le=500, description="Deepest nesting of a request's JSON.")
     messages: Int = Field(default=10_000, ge=1, le=1_000_000, description="Most messages in one conversation.")

@@ -18,6 +18,8 @@ class Operation(Enum):
     """What a client can ask for."""
 
     CHAT_COMPLETIONS = "chat_completions"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
     LIST_MODELS = "list_models"
     GET_MODEL = "get_model"
 
@@ -39,6 +41,10 @@ class Row(Struct, frozen=True):
 
 ROWS = (
     Row("POST", "/v1/chat/completions", Operation.CHAT_COMPLETIONS),
+    Row("POST", "/tokenize", Operation.TOKENIZE),
+    Row("POST", "/v1/tokenize", Operation.TOKENIZE),
+    Row("POST", "/detokenize", Operation.DETOKENIZE),
+    Row("POST", "/v1/detokenize", Operation.DETOKENIZE),
     Row("GET", "/v1/models", Operation.LIST_MODELS),
     Row("GET", "/v1/models/", Operation.GET_MODEL),
 )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat import OpenAIChat
 from extproc.dialects.openai_models import OpenAIModels
 from extproc.exchange.application import Request
@@ -30,11 +31,13 @@ class Gateway:
         metrics: Metrics,
         body_limit_bytes: int,
         debug_clients: Sequence[Network],
+        body_limits: BodyLimits = BodyLimits(),  # noqa: B008 - immutable
     ) -> None:
         """`backends`: by the name of their pool."""
         self.chat = chat
         self.metrics = metrics
         self.body_limit_bytes = body_limit_bytes
+        self.body_limits = body_limits
         self._table = table
         self._backends = backends
         self._debug_clients = tuple(debug_clients)
@@ -54,6 +57,11 @@ class Gateway:
     def backend_for(self, model: str) -> Backend:
         """Raises RequestError (MODEL_NOT_FOUND)."""
         return self._backends[self._table.pool_for(model).name]
+
+    def only_backend(self) -> Backend | None:
+        """The pool of requests that need not name a model; None where there are several."""
+        backends = list(self._backends.values())
+        return backends[0] if len(backends) == 1 else None
 
     def may_debug(self, source: ipaddress.IPv4Address | ipaddress.IPv6Address | None) -> bool:
         """Whether this client may see how its requests are routed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from extproc.config.schema import Pool as PoolSection
 from extproc.engines.control import ControlError, ModelInfo, connect
 from extproc.gateway.backend import Backend
+from extproc.tokens.cache import TokenCache
 from extproc.tokens.model import ModelTokens
 from extproc.tokens.source import TokenizerError, unpack_archive
 
@@ -25,12 +27,36 @@ _LONGEST_DELAY_S = 10.0
 class Preparation:
     """Brings one pool to the point where its requests can be tokenized, trying until it succeeds."""
 
-    def __init__(self, section: PoolSection, backend: Backend, cache: Path, ready: Callable[[Backend], None]) -> None:
-        """`cache`: folder for tokenizers that come from workers. `ready` is called once."""
+    def __init__(
+        self,
+        section: PoolSection,
+        backend: Backend,
+        cache: Path,
+        ready: Callable[[Backend], None],
+        token_cache: TokenCache | None = None,
+    ) -> None:
+        """`cache`: folder for tokenizers that come from workers. `ready` is called once. `token_cache`: all pools'."""
         self._section = section
         self._backend = backend
         self._cache = cache
         self._ready = ready
+        self._token_cache = token_cache
+        self._loaded_early: ModelTokens | None = None
+
+    async def load_early(self) -> None:
+        """Load a tokenizer that is on this machine: before there is traffic, for it holds up the event loop.
+
+        Does nothing where that fails; `run` tries again and says why.
+        """
+        source = self._section.tokenizer
+        if source != "worker":
+            with contextlib.suppress(TokenizerError):
+                self._loaded_early = await self._load(source)
+
+    async def aclose(self) -> None:
+        """Close a tokenizer that the pool has not got yet."""
+        if self._loaded_early is not None:
+            await self._loaded_early.aclose()
 
     async def run(self) -> None:
         """Returns when the pool is ready. What stands in the way is logged each time that it changes."""
@@ -65,10 +91,19 @@ class Preparation:
             path = source
             if self._backend.context_tokens is None:
                 self._learn(await self._any_info())
-        tokens = await ModelTokens.load(path, section.chat_template)
+        tokens, self._loaded_early = self._loaded_early or await self._load(path), None
         if self._backend.context_tokens is None:
             self._backend.context_tokens = tokens.context_tokens
         return tokens
+
+    async def _load(self, path: Path) -> ModelTokens:
+        section = self._section
+        return await ModelTokens.load(
+            path,
+            section.chat_template,
+            cache=self._token_cache,
+            special_tokens_in_content=section.special_tokens_in_content,
+        )
 
     def _learn(self, info: ModelInfo | None) -> None:
         if info is not None and info.context_tokens and self._backend.context_tokens is None:

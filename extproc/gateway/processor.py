@@ -25,6 +25,7 @@ from extproc.observe.exposition import Family, families, render
 from extproc.observe.metrics import Metrics
 from extproc.observe.turns import LoopTurns
 from extproc.routing.health import HealthChecks
+from extproc.tokens.cache import TokenCache
 from extproc.transport.health import Health, ServingStatus
 from extproc.transport.limits import TransportLimits
 from extproc.transport.serving import Server, TransportName, serve
@@ -62,12 +63,15 @@ class Processor:
         self._health = Health()
         self._servers: list[Server] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._preparations: list[Preparation] = []
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._checks: HealthChecks | None = None
         self._exchanges: ExtProcService | None = None
         self._gateway: Gateway | None = None
         self._not_ready = {section.name for section in config.pools}
         self.fleet: Fleet | None = None
+        self.token_cache: TokenCache | None = None
+        """Tokens of earlier prompts, with its counters."""
         self.ready = asyncio.Event()
         """Set once every pool can take requests."""
 
@@ -110,12 +114,14 @@ class Processor:
         limits = config.limits
         metrics = Metrics([card.id for card in fleet.table.cards], fleet.backends)
         self._metrics = metrics
+        body_limits = BodyLimits(max_depth=limits.json_depth, max_messages=limits.messages)
         gateway = Gateway(
-            chat=OpenAIChat(BodyLimits(max_depth=limits.json_depth, max_messages=limits.messages)),
+            chat=OpenAIChat(body_limits),
             table=fleet.table,
             backends=fleet.backends,
             metrics=metrics,
             body_limit_bytes=limits.body_bytes,
+            body_limits=body_limits,
             debug_clients=config.debug.clients,
         )
         self._gateway = gateway
@@ -124,6 +130,11 @@ class Processor:
         for name in (*READINESS, ALL_POOLS):
             self._health.set(name, ServingStatus.NOT_SERVING)
         self._health.set(LIVENESS, ServingStatus.SERVING)
+        token_cache = TokenCache(limits.token_cache_bytes) if limits.token_cache_bytes else None
+        self.token_cache = token_cache
+        self._prepare(fleet, Path(config.envoy.directory).parent / "tokenizers", token_cache)
+        # Nobody waits for the event loop yet.
+        await asyncio.gather(*(preparation.load_early() for preparation in self._preparations))
         service = {**exchanges.service(), **self._health.service()}
         transport_limits = TransportLimits(max_concurrent_streams=config.envoy.max_streams)
         for address in config.sockets_of(self._process):
@@ -131,7 +142,7 @@ class Processor:
         metrics.registry.register(Gauges(fleet, exchanges, self._servers, self._turns))
         self._turns.start()
         self._start_checks(fleet)
-        self._start_preparations(fleet, Path(config.envoy.directory).parent / "tokenizers")
+        self._tasks.extend(asyncio.create_task(preparation.run()) for preparation in self._preparations)
         _log.info("serving on %s", ", ".join(self.addresses))
 
     def _start_checks(self, fleet: Fleet) -> None:
@@ -153,10 +164,11 @@ class Processor:
         )
         self._checks.start()
 
-    def _start_preparations(self, fleet: Fleet, cache: Path) -> None:
-        for section in self._config.pools:
-            preparation = Preparation(section, fleet.backends[section.name], cache, self._pool_ready)
-            self._tasks.append(asyncio.create_task(preparation.run()))
+    def _prepare(self, fleet: Fleet, folder: Path, token_cache: TokenCache | None) -> None:
+        self._preparations = [
+            Preparation(section, fleet.backends[section.name], folder, self._pool_ready, token_cache)
+            for section in self._config.pools
+        ]
 
     def _pool_ready(self, backend: Backend) -> None:
         """With one pool there is something to serve; requests for the others get a 503 until they are ready."""
@@ -183,6 +195,7 @@ class Processor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(preparation.aclose() for preparation in self._preparations))
         if self._checks is not None:
             await self._checks.stop()
         await asyncio.gather(*(channel.close(None) for channel in self._channels.values()))

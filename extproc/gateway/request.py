@@ -15,6 +15,7 @@ from extproc.dialects.routes import Operation, find_route
 from extproc.exchange.application import Forward, Outcome, ReadBody, Reply, RequestHead
 from extproc.gateway.answer import AnswerParts, EngineAnswer
 from extproc.gateway.backend import Backend
+from extproc.gateway.tokenization import detokenize, tokenize
 from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, RequestError
 from extproc.observe.metrics import RequestAccount
 from extproc.output.answer_text import AnswerText
@@ -62,12 +63,13 @@ _OPERATION_NAMES = {operation: operation.value for operation in Operation} | {Op
 class GatewayRequest:
     """The `Request` of an exchange."""
 
-    __slots__ = ("_account", "_explain", "_forwarded", "_gateway", "_request_id")
+    __slots__ = ("_account", "_explain", "_forwarded", "_gateway", "_operation", "_request_id")
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._account = RequestAccount(gateway.metrics)
         self._forwarded = False
+        self._operation = Operation.CHAT_COMPLETIONS
         self._request_id = ""
         self._explain = False
 
@@ -78,6 +80,7 @@ class GatewayRequest:
         self._request_id = headers.get("x-request-id", "")
         try:
             route = find_route(head.method, head.path)
+            self._operation = route.operation
             self._account.operation = _OPERATION_NAMES[route.operation]
             if route.operation is Operation.LIST_MODELS:
                 return self._reply(gateway.models.list())
@@ -99,6 +102,8 @@ class GatewayRequest:
 
     def body(self, data: bytes) -> Outcome | Awaitable[Outcome]:
         """Parse, tokenize, choose, encode."""
+        if self._operation is not Operation.CHAT_COMPLETIONS:
+            return self._answer_alone(data)
         gateway = self._gateway
         try:
             chat = gateway.chat.parse(data)
@@ -115,6 +120,13 @@ class GatewayRequest:
     async def _dispatch_later(self, chat: ChatRequest, backend: Backend, prompt: Awaitable[Prompt]) -> Outcome:
         try:
             return self._dispatch(chat, backend, await prompt)
+        except RequestError as error:
+            return self._error(error.info)
+
+    async def _answer_alone(self, data: bytes) -> Outcome:
+        answer = tokenize if self._operation is Operation.TOKENIZE else detokenize
+        try:
+            return self._reply(await answer(self._gateway, self._account, data))
         except RequestError as error:
             return self._error(error.info)
 

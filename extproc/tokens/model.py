@@ -120,8 +120,10 @@ class ModelTokens:
     async def encode(self, text: str, *, add_special_tokens: bool) -> TokenIds:
         """The ids of a text that is no conversation. Raises RequestError."""
         ids = await self._encode(text, "prompt")
-        if not add_special_tokens:
-            return ids
+        return self.with_special_tokens(ids) if add_special_tokens else ids
+
+    def with_special_tokens(self, ids: TokenIds) -> TokenIds:
+        """With what the tokenizer puts around a text. Raises RequestError (UNSUPPORTED) where that is not all."""
         around = self._tokenizer.inspection.template_ids
         if around is None:
             raise RequestError(

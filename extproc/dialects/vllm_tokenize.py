@@ -1,0 +1,172 @@
+"""vLLM's `POST /tokenize` and `POST /detokenize`, which this gateway answers itself.
+
+Source: vLLM 0.32, `entrypoints/serve/tokenize/protocol.py`. `/tokenize` takes a text (`prompt`) or a conversation
+(`messages`); what of chat completions does not change the prompt is not a field here. As with chat completions,
+`chat_template` is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from extproc.dialects.base import Rendered
+from extproc.dialects.json_body import BodyLimits, decode, depth, descriptions, invalid, too_deep, too_long, unsupported
+from extproc.dialects.openai_chat_fields import RULES
+from extproc.dialects.openai_chat_messages import Message, judge, turns_of
+from extproc.dialects.openai_errors import JSON_TYPE
+from extproc.ir import ChatRequest, Loss
+
+__all__ = [
+    "DetokenizeRequest",
+    "TokenizeRequest",
+    "parse_detokenize",
+    "parse_tokenize",
+    "render_text",
+    "render_tokens",
+]
+
+_MAX_ID = 2**63 - 1
+
+_Anything: TypeAlias = Annotated[Raw | UnsetType, "another value"]
+_Model: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
+_TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=_MAX_ID)]
+
+
+class TokenizeRequest(Struct, frozen=True):
+    """A text or a conversation, exactly one of both."""
+
+    model: str | None  # None: the only one there is
+    prompt: str | None
+    conversation: ChatRequest | None
+    add_special_tokens: bool
+    wants_names: bool
+
+
+class DetokenizeRequest(Struct, frozen=True):
+    """Ids, of which some may be unknown to the model."""
+
+    model: str | None
+    ids: list[int]
+
+
+class _Tokenize(Struct, forbid_unknown_fields=True):
+    model: Annotated[_Model | None, "a model's name"] = None
+    prompt: Annotated[str | None, "a string"] = None
+    messages: Annotated[Annotated[list[Message], Meta(min_length=1)] | None, "a non-empty array of messages"] = None
+    add_special_tokens: Annotated[bool | None, "a boolean"] = None
+    return_token_strs: Annotated[bool | None, "a boolean"] = None
+    add_generation_prompt: Annotated[bool | None, "a boolean"] = None
+    continue_final_message: Annotated[bool | None, "a boolean"] = None
+    chat_template_kwargs: _Anything = UNSET
+    chat_template: _Anything = UNSET
+    media_io_kwargs: _Anything = UNSET
+    mm_processor_kwargs: _Anything = UNSET
+    tools: _Anything = UNSET
+
+
+class _Detokenize(Struct, forbid_unknown_fields=True):
+    tokens: Annotated[list[_TokenId], "an array of token ids"]
+    model: Annotated[_Model | None, "a model's name"] = None
+
+
+_TOKENIZE = msgspec.json.Decoder(_Tokenize)
+_DETOKENIZE = msgspec.json.Decoder(_Detokenize)
+_KWARGS = msgspec.json.Decoder(dict[str, Any])
+_TOKENIZE_ALLOWED = descriptions(_Tokenize) | {"chat_template_kwargs": "an object"}
+_DETOKENIZE_ALLOWED = descriptions(_Detokenize)
+_OF_CHAT = ("add_generation_prompt", "continue_final_message")
+
+
+def parse_tokenize(body: bytes, limits: BodyLimits) -> TokenizeRequest:
+    """Raises RequestError with the field's path."""
+    request = decode(_TOKENIZE, body, _TOKENIZE_ALLOWED)
+    if request.messages is None:
+        if request.prompt is None:
+            raise invalid("Missing required parameter: 'prompt' or 'messages'.", "prompt", "missing_required_parameter")
+        for name in _OF_CHAT:
+            if getattr(request, name) is not None:
+                raise invalid(f"'{name}' needs 'messages'.", name, "invalid_value")
+        conversation = None
+    elif request.prompt is not None:
+        raise invalid("'prompt' and 'messages' exclude each other.", "prompt", "invalid_value")
+    else:
+        conversation = _conversation(request, request.messages, limits)
+    add_special_tokens = request.add_special_tokens
+    return TokenizeRequest(
+        request.model,
+        request.prompt,
+        conversation,
+        # The template writes the special tokens of a conversation itself.
+        conversation is None if add_special_tokens is None else add_special_tokens,
+        bool(request.return_token_strs),
+    )
+
+
+def parse_detokenize(body: bytes) -> DetokenizeRequest:
+    """Raises RequestError with the field's path."""
+    request = decode(_DETOKENIZE, body, _DETOKENIZE_ALLOWED)
+    return DetokenizeRequest(request.model, request.tokens)
+
+
+def _conversation(request: _Tokenize, messages: list[Message], limits: BodyLimits) -> ChatRequest:
+    if len(messages) > limits.max_messages:
+        raise invalid(
+            f"Too many messages: at most {limits.max_messages} are allowed.", "messages", "array_above_max_length"
+        )
+    losses: list[Loss] = []
+    for name in ("chat_template", "tools"):
+        raw = getattr(request, name)
+        if raw is not UNSET:
+            judge(name, raw, RULES[name], losses, limits.max_option_bytes)
+    for name in ("media_io_kwargs", "mm_processor_kwargs"):
+        raw = getattr(request, name)
+        if raw is not UNSET and bytes(raw) not in (b"null", b"{}"):
+            raise unsupported(f"Unsupported parameter: '{name}' is not supported.", name)
+    turns = turns_of(messages, losses, limits.max_option_bytes)
+    continues = bool(request.continue_final_message)
+    generates = request.add_generation_prompt
+    if continues and generates:
+        raise invalid(
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true.",
+            "continue_final_message",
+            "invalid_value",
+        )
+    return ChatRequest(
+        model=request.model or "",
+        turns=turns,
+        template_kwargs=_template_kwargs(request.chat_template_kwargs, limits),
+        add_generation_prompt=not continues if generates is None else generates,
+        continue_final_message=continues,
+    )
+
+
+def _template_kwargs(raw: Raw | UnsetType, limits: BodyLimits) -> dict[str, Any]:
+    if raw is UNSET or bytes(raw) == b"null":
+        return {}
+    name = "chat_template_kwargs"
+    if len(bytes(raw)) > limits.max_option_bytes:
+        raise too_long(name, limits.max_option_bytes)
+    kwargs = decode(_KWARGS, raw, _TOKENIZE_ALLOWED, root=name)
+    if depth(kwargs, limits.max_depth) > limits.max_depth:
+        raise too_deep(name)
+    return kwargs
+
+
+def render_tokens(ids: Sequence[int], names: Sequence[str | None] | None, context_tokens: int | None) -> Rendered:
+    """The answer to `/tokenize`. `context_tokens`: null where nothing tells it."""
+    return _answer(
+        {"count": len(ids), "max_model_len": context_tokens, "tokens": list(ids), "token_strs": names},
+    )
+
+
+def render_text(text: str) -> Rendered:
+    """The answer to `/detokenize`."""
+    return _answer({"prompt": text})
+
+
+def _answer(value: dict[str, object]) -> Rendered:
+    return Rendered(status=200, headers=(("content-type", JSON_TYPE),), body=msgspec.json.encode(value))
