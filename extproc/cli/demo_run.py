@@ -40,7 +40,7 @@ def run_demo(once: bool, port: int | None, envoy: Path | None) -> None:
             nonlocal shown
             model = await _start(console, processes, folder, listen, binary)
             client = ChatClient(listen.host, listen.port, model)
-            tour = Tour(console, client)
+            tour = Tour(console, client, POLICY)
             await tour.run()
             if once:
                 _report(tour.failures)
@@ -94,7 +94,7 @@ async def _start(console: Console, processes: Processes, folder: Path, listen: H
     with console.status("Starting the processor and Envoy …"):
         await start_gateway(processes, config_file, binary)
     console.print(f"{ENGINES} engines with the model [bold]{escape(pool.model)}[/]: simulated, with real timing.")
-    console.print(f"Envoy at [bold]http://{listen}[/], logs in {folder / 'logs'}.")
+    console.print(f"Envoy at [bold]http://{listen}[/], logs in {folder / 'logs'}.", soft_wrap=True)
     return pool.model
 
 
@@ -108,7 +108,7 @@ def _print_how_to_go_on(console: Console, listen: HostPort, model: str, failures
     body = json.dumps({"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]})
     console.print()
     console.rule("[bold]It is yours", align="left")
-    console.print(f"Base URL: [bold]{base}[/]\n")
+    console.print(f"Base URL: [bold]{base}[/]\n", soft_wrap=True)
     # Plain, so that it can be copied from any terminal.
     for line in (
         f"curl -N {base}/chat/completions -H 'content-type: application/json' -d '{body}'",

@@ -24,4 +24,5 @@ class Commands(TyperGroup):
             typer.echo(str(error), err=True)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
             raise typer.Exit(130) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -57,6 +58,9 @@ def extproc(
     Exit status of every command: 0 when all went well, 1 after a message about what went wrong, 2 for a mistake in the
     command line, 130 if it was interrupted before its work was done.
     """
+    from extproc.supervisor import UNFORKED_GRPC
+
+    os.environ.update(UNFORKED_GRPC)  # read when grpc is imported, by any command and by what it starts
 
 
 app.command(short_help="Run the processor.")(serve)

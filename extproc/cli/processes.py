@@ -24,6 +24,9 @@ TAIL_LINES = 25
 _KEPT_LINES = 64
 """Of a child's standard output, until somebody asks for them. The log has them all."""
 
+_SENT = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that come from outside: what the process wrote before has nothing to do with its end."""
+
 Ready = Callable[["Child"], Awaitable[object]]
 """Returns once the child serves."""
 
@@ -116,9 +119,13 @@ class Child:
 class Processes:
     """The children of one command."""
 
-    def __init__(self, logs: Path) -> None:
-        """`logs` is the folder for the log files, `<name>.log` each; it must exist."""
+    def __init__(self, logs: Path, *, logs_stay: bool = False) -> None:
+        """`logs` is the folder for the log files, `<name>.log` each; it must exist.
+
+        `logs_stay`: it is there after the command, so messages may name it.
+        """
         self._logs = logs
+        self._logs_stay = logs_stay
         self._children: list[Child] = []
 
     async def start(
@@ -146,13 +153,13 @@ class Processes:
         try:
             done, _ = await asyncio.wait({ready_task, ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if ended in done:
-                raise StartError(_failure(child, f"ended with {describe_status(ended.result())} while starting"))
+                raise StartError(self._end_of(child, ended.result(), " while starting"))
             if not done:
-                raise StartError(_failure(child, f"was not ready after {timeout_s:g} s"))
+                raise StartError(self._failure(child, f"was not ready after {timeout_s:g} s"))
             try:
                 ready_task.result()
             except Exception as error:
-                raise StartError(_failure(child, f"did not become ready: {error}")) from error
+                raise StartError(self._failure(child, f"did not become ready: {error}")) from error
         finally:
             for task in (ready_task, ended):
                 task.cancel()
@@ -169,7 +176,7 @@ class Processes:
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
         task = done.pop()
-        return _failure(waits[task], f"ended with {describe_status(task.result())}")
+        return self._end_of(waits[task], task.result())
 
     async def stop(self) -> None:
         """Stop all children, the last started first."""
@@ -181,6 +188,20 @@ class Processes:
         """Kill all children at once. `stop` then returns quickly."""
         for child in self._children:
             child.kill()
+
+    def _end_of(self, child: Child, status: int, when: str = "") -> str:
+        """What is to be said about a child that ended."""
+        what = f"ended with {describe_status(status)}{when}"
+        if -status not in _SENT:
+            return self._failure(child, what)
+        short = " or by the kernel, which does so when memory runs short" if status == -signal.SIGKILL else ""
+        return f"{child.name} {what}, sent by somebody else{short}."
+
+    def _failure(self, child: Child, what: str) -> str:
+        tail = child.tail()
+        where = f" to {child.log}" if self._logs_stay else ""
+        shown = f"What it wrote last{where}:\n{tail}" if tail.strip() else f"It wrote nothing{where}."
+        return f"{child.name} {what}. {shown}"
 
     async def _spawn(self, name: str, command: Sequence[str], announces: bool) -> Child:
         log = self._logs / f"{name.replace(' ', '-')}.log"
@@ -225,19 +246,18 @@ async def _reader(descriptor: int) -> asyncio.StreamReader:
     return reader
 
 
-def run(main: Callable[[Processes], Coroutine[Any, Any, None]], logs: Path) -> None:
-    """Run `main` with children to start; all of them have ended when this returns.
+def run(main: Callable[[Processes], Coroutine[Any, Any, None]], logs: Path, *, logs_stay: bool = False) -> None:
+    """Run `main` with children to start; all of them have ended when this returns. For `logs` see Processes.
 
     The first SIGINT, SIGTERM or SIGHUP cancels `main` and stops the children in order, the next one kills them. Raises
     what `main` raises, and KeyboardInterrupt if it was cancelled by a signal.
     """
-    interrupted = asyncio.run(_run(main, logs))
+    interrupted = asyncio.run(_run(main, Processes(logs, logs_stay=logs_stay)))
     if interrupted:
         raise KeyboardInterrupt
 
 
-async def _run(main: Callable[[Processes], Coroutine[Any, Any, None]], logs: Path) -> bool:
-    processes = Processes(logs)
+async def _run(main: Callable[[Processes], Coroutine[Any, Any, None]], processes: Processes) -> bool:
     loop = asyncio.get_running_loop()
     work = asyncio.create_task(main(processes))
     signals = 0
@@ -273,9 +293,3 @@ def describe_status(status: int) -> str:
         except ValueError:
             return f"signal {-status}"
     return f"exit code {status}"
-
-
-def _failure(child: Child, what: str) -> str:
-    tail = child.tail()
-    shown = f"The end of {child.log}:\n{tail}" if tail.strip() else f"It wrote nothing to {child.log}."
-    return f"{child.name} {what}. {shown}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,9 +59,6 @@ def serve(
 
     configure_logs(loaded.log.level, loaded.log.format)
     warn_of_other_sockets(loaded)
-    from extproc.supervisor import UNFORKED_GRPC
-
-    os.environ.update(UNFORKED_GRPC)
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
+import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +20,10 @@ from extproc.cli.discover import FoundPool
 from extproc.cli.errors import CommandError
 from extproc.config.address import HostPort
 
+_PREFIX = "extproc-"
+_LOCK = "owner.lock"
+_MOST_REMOVED = 100
+
 
 @contextmanager
 def state_folder(chosen: Path | None) -> Iterator[Path]:
@@ -27,12 +35,40 @@ def state_folder(chosen: Path | None) -> Iterator[Path]:
             raise CommandError(f"the state folder {chosen} cannot be made: {error.strerror}") from error
         yield chosen.resolve()
         return
-    folder = Path(tempfile.mkdtemp(prefix="extproc-"))
+    parent = Path(tempfile.gettempdir())
+    _remove_left_folders(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     try:
-        (folder / "logs").mkdir()
-        yield folder
+        with _owned(folder):
+            (folder / "logs").mkdir()
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Hold a lock in the folder, which the kernel takes back when this process ends, however it ends."""
+    unlocked = folder / f"{_LOCK}.new"
+    with unlocked.open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        unlocked.rename(folder / _LOCK)  # only now: nobody ever sees it unlocked while we live
+        yield
+
+
+def _remove_left_folders(parent: Path) -> None:
+    """Remove temporary folders of commands that were killed: of this user, with a lock that nobody holds."""
+    candidates = (path for path in parent.glob(f"{_PREFIX}????????") if (path / _LOCK).is_file())
+    for folder in itertools.islice(candidates, _MOST_REMOVED):
+        try:
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                continue
+            with os.fdopen(os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW), "wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # in use, or just removed by another command
+            continue
 
 
 def gateway_settings(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.syntax import Syntax
 from rich.table import Table
 
 from extproc.cli.chat import Answer, ChatClient
@@ -57,9 +55,12 @@ Messages = list[Mapping[str, str]]
 class Tour:
     """Runs the requests one after another and prints each. `failures` says what went wrong."""
 
-    def __init__(self, console: Console, client: ChatClient) -> None:
+    def __init__(self, console: Console, client: ChatClient, policy: str) -> None:
+        """`policy` is the one by which the gateway chooses workers."""
         self._console = console
         self._client = client
+        self._policy = policy
+        self._live = False  # a streamed answer is being written
         self._conversation: Messages = [{"role": "system", "content": _SYSTEM}]
         self.failures: list[str] = []
 
@@ -75,8 +76,13 @@ class Tour:
         question = _QUESTIONS[0]
         self._console.print(f"[bold]user[/]       {escape(question)}")
         self._console.print("[bold]assistant[/]  ", end="")
-        answer = await self._say(question, live=True)
-        self._console.print()
+        self._live = True
+        try:
+            answer = await self._say(question, live=True)
+        finally:
+            # Also when interrupted: the line ends, and the thread that still reads the answer writes no more.
+            self._live = False
+            self._console.print()
         self._check(answer, "the streamed answer")
         self._console.print()
         self._print_decision(answer)
@@ -85,7 +91,9 @@ class Tour:
     async def _conversation_goes_on(self) -> None:
         self._heading("The same conversation goes on")
         self._console.print(
-            "Every turn sends all turns before it. A worker that has them in its KV cache computes only the rest."
+            "Every turn sends all turns before it. A worker that has them in its KV cache computes only the rest. The "
+            f"policy {self._policy} does not look at caches yet: a turn hits one only when it happens to return to a "
+            "worker that has it."
         )
         rows = []
         for number, question in enumerate(_QUESTIONS[1:], start=2):
@@ -109,9 +117,7 @@ class Tour:
         prompt = [{"role": "user", "content": "Hello"}]
         answer = await asyncio.to_thread(self._client.ask, prompt, temperature=7)
         self._console.print(f'"temperature": 7 gives HTTP status {answer.status}:')
-        self._console.print(
-            Syntax(_pretty(answer.body), "json", theme="ansi_dark", background_color="default", word_wrap=True)
-        )
+        self._print_body(answer.body)
         if answer.status != 400:
             self.failures.append(f"temperature 7 gave status {answer.status} in place of 400: {answer.error}")
 
@@ -122,7 +128,17 @@ class Tour:
         self._conversation.append({"role": "assistant", "content": answer.text})
         return answer
 
+    def _print_body(self, body: str) -> None:
+        """JSON as it can be copied: no line is wrapped."""
+        try:
+            self._console.print_json(body, indent=2, ensure_ascii=False)
+        except ValueError:
+            for line in itertools.islice(body.splitlines(), 10):
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def _write(self, text: str) -> None:
+        if not self._live:
+            return
         self._console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
         self._console.file.flush()
 
@@ -145,7 +161,8 @@ class Tour:
         if decision:
             self._console.print(
                 f"answered by [bold]{escape(answer.worker)}[/], policy {escape(str(decision.get('policy')))}: "
-                f"{escape(str(decision.get('reason')))}"
+                f"{escape(str(decision.get('reason')))}",
+                soft_wrap=True,
             )
 
     def _table(self, rows: Sequence[tuple[str, Answer]]) -> Table:
@@ -169,10 +186,3 @@ class Tour:
 
 def _ignore(text: str) -> None:
     """For pieces that nobody watches."""
-
-
-def _pretty(body: str) -> str:
-    try:
-        return json.dumps(json.loads(body), indent=2, ensure_ascii=False)
-    except ValueError:
-        return "\n".join(itertools.islice(body.splitlines(), 10))

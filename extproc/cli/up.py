@@ -21,7 +21,7 @@ class PolicyName(enum.StrEnum):
     RANDOM = "random"
 
 
-_POLICIES = "{}, {} and {}".format(*PolicyName)
+_POLICIES = "{}, {} or {}".format(*PolicyName)
 
 
 def up(
@@ -78,7 +78,7 @@ def up(
         raise typer.BadParameter(str(error), param_hint="--host") from None
     if policy not in set(PolicyName):
         raise typer.BadParameter(
-            f"{policy!r} is no policy. There are {_POLICIES}; policies that look at KV caches do not exist yet.",
+            f"{policy!r} is no policy; take {_POLICIES}. Policies that look at KV caches do not exist yet.",
             param_hint="--policy",
         )
     if not workers:

@@ -34,18 +34,22 @@ def run_gateway(
     with state_folder(state_dir) as folder:
 
         async def work(processes: Processes) -> None:
-            console.print(f"asking {len(workers)} workers what they serve")
+            many = len(workers) > 1
+            console.print(
+                f"asking {len(workers)} workers what they serve" if many else "asking the worker what it serves"
+            )
             pools = await discover(workers, wait_s)
             _print_pools(console, pools)
             admin, metrics = (HostPort("127.0.0.1", port) for port in free_ports("127.0.0.1", 2))
             settings = gateway_settings(pools, policy=policy, listen=listen, admin=admin, metrics=metrics)
             config_file = write_settings(folder, settings, "extproc up")
             await start_gateway(processes, config_file, binary)
-            console.print(f"serving at [bold]http://{escape(str(listen))}/v1[/], state in {folder}, Ctrl-C to stop")
+            console.print(f"state in {escape(str(folder))}", soft_wrap=True)
+            console.print(f"serving at [bold]http://{escape(str(listen))}/v1[/], Ctrl-C to stop", soft_wrap=True)
             raise CommandError(await processes.first_end())
 
         try:
-            run(work, folder / "logs")
+            run(work, folder / "logs", logs_stay=state_dir is not None)
         except KeyboardInterrupt:
             console.print("stopped")
 
@@ -53,4 +57,4 @@ def run_gateway(
 def _print_pools(console: Console, pools: Sequence[FoundPool]) -> None:
     for pool in pools:
         addresses = ", ".join(str(address) for address in pool.workers)
-        console.print(f"model [bold]{escape(pool.model)}[/]: {escape(addresses)}")
+        console.print(f"model [bold]{escape(pool.model)}[/]: {escape(addresses)}", soft_wrap=True)

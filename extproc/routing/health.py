@@ -63,6 +63,7 @@ class HealthChecks:
 
     def _set(self, worker: Worker, state: WorkerState) -> None:
         log = _log.info if state is WorkerState.READY else _log.warning
-        log("worker %s at %s is %s", worker.label, worker.address, state.value)
+        named = "" if worker.label == worker.address else f" at {worker.address}"
+        log("worker %s%s is %s", worker.label, named, state.value)
         worker.state = state
         self._changed(worker)

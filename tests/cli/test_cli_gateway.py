@@ -145,11 +145,18 @@ class TestDemo:
         demo.process.kill()
         assert ended_within(started)
 
-    def test_interrupting_it_while_it_starts_ends_everything(self, start: Start) -> None:
+    @pytest.mark.parametrize(
+        ("number", "moment"),
+        [(signal.SIGTERM, "engines with the model"), (signal.SIGINT, "assistant  "), (signal.SIGHUP, "assistant  ")],
+    )
+    def test_interrupting_it_before_the_end_of_the_tour_ends_everything(
+        self, start: Start, number: signal.Signals, moment: str
+    ) -> None:
         demo = start("demo")
-        demo.wait_for("engines with the model")
-        demo.process.send_signal(signal.SIGTERM)
+        demo.wait_for(moment)
+        demo.process.send_signal(number)
         assert demo.end() == 130
+        assert demo.output.endswith("\ninterrupted\n")
         assert demo.living() == []
 
     def test_a_part_that_fails_to_start_is_named_with_the_end_of_its_log(self, start: Start, tmp_path: Path) -> None:

@@ -107,9 +107,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (["up", "--worker-urls", ","], "no worker"),
         (
             ["up", "--worker-urls", "grpc://a:1", "--policy", "cache_aware"],
-            "policies that look at KV caches do not exist yet",
+            "Policies that look at KV caches do not exist yet",
         ),
-        (["up", "--worker-urls", "grpc://a:1", "--policy", "fastest"], "least_load, round_robin and random"),
+        (["up", "--worker-urls", "grpc://a:1", "--policy", "fastest"], "least_load, round_robin or random"),
         (["up", "--worker-urls", "grpc://a:1", "--host", "example.org"], "host name"),
         (["demo", "--port", "70000"], "65535"),
         (["simulate", "--count", "0"], "--count"),

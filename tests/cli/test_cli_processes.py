@@ -245,8 +245,25 @@ class TestStopping:
         await processes.start("steady", SLEEPER, ready=announced, announces=True)
         child = await processes.start("Envoy", SLEEPER, ready=announced, announces=True)
         os.kill(child.pid, signal.SIGSEGV)
-        assert (await processes.first_end()).startswith("Envoy ended with signal SIGSEGV.")
+        assert (await processes.first_end()).startswith("Envoy ended with signal SIGSEGV. What it wrote last:\n")
         await processes.stop()
+
+    async def test_what_a_killed_child_wrote_is_not_told_as_the_cause(self, tmp_path: Path) -> None:
+        processes = Processes(tmp_path)
+        child = await processes.start("engines", SLEEPER, ready=announced, announces=True)
+        child.kill()
+        said = await processes.first_end()
+        assert said.startswith("engines ended with signal SIGKILL, sent by somebody else")
+        assert "up" not in said
+        await processes.stop()
+
+    @pytest.mark.parametrize("stay", [True, False])
+    async def test_a_log_is_named_only_if_it_stays(self, tmp_path: Path, stay: bool) -> None:
+        processes = Processes(tmp_path, logs_stay=stay)
+        with pytest.raises(StartError) as caught:
+            await processes.start("Envoy", ["/no/such"], ready=lambda child: asyncio.Event().wait())
+        await processes.stop()
+        assert (str(tmp_path) in str(caught.value)) is stay
 
 
 def test_run_stops_the_children_when_the_work_fails(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from extproc.cli import tether
 from extproc.cli.ports import free_ports
 from extproc.cli.stack import processor_serves
 from extproc.config.address import HostPort, UnixPath
@@ -20,6 +23,7 @@ CONFIG = """
 listen:
   processor: ["unix:processor.sock", "127.0.0.1:{port}"]
   metrics: null
+log: {{format: json, level: info}}
 pools:
   - name: tiny
     models: [tiny]
@@ -43,6 +47,7 @@ def config(tmp_path: Path, port: int) -> Path:
 
 async def serve(config: Path, *options: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", tether.__file__, "exec", str(os.getpid())),  # ends with a run that is killed
         sys.executable,
         *("-m", "extproc.cli.main", "serve", "--config", str(config), *options),
         stdout=subprocess.DEVNULL,
@@ -71,6 +76,17 @@ async def test_it_serves_on_every_address_and_a_signal_ends_it(config: Path, por
     assert processor.returncode == 0, log.decode()
     assert b"Traceback" not in log
     assert not (config.parent / "processor.sock").exists()
+
+
+async def test_every_line_of_its_log_is_json(config: Path, port: int) -> None:
+    processor = await serve(config, "--settle-s", "0")
+    async with asyncio.timeout(30):
+        await processor_serves(HostPort("127.0.0.1", port))
+        processor.terminate()
+        _, log = await processor.communicate()
+    lines = log.splitlines()
+    assert lines
+    assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
 async def test_a_second_signal_does_not_wait_for_anybody_to_notice(config: Path, port: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import threading
@@ -14,17 +15,27 @@ from rich.console import Console
 from extproc.cli.chat import ChatClient
 from extproc.cli.tour import Tour
 
+MISTAKE = "temperature: must be at most 2, and this message is longer than a line of a narrow terminal is wide"
+
 
 class Gateway(ThreadingHTTPServer):
     """Answers like a gateway whose workers take turns. `broken` names what it does wrong."""
 
     broken = ""
     requests = 0
+    hold: threading.Event | None = None  # no answer before it is set
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked = threading.Event()
 
     def answer(self, request: dict[str, object]) -> tuple[int, dict[str, str], str]:
         self.requests += 1
+        self.asked.set()
+        if self.hold:
+            self.hold.wait(10)
         if request.get("temperature") == 7 and self.broken != "accepts anything":
-            return 400, {}, json.dumps({"error": {"message": "temperature: at most 2"}})
+            return 400, {}, json.dumps({"error": {"message": MISTAKE}})
         if self.broken == "no worker":
             return 503, {}, json.dumps({"error": {"message": "no worker can serve this now"}})
         headers = {}
@@ -57,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def gateway() -> Iterator[Gateway]:
-    with Gateway(("127.0.0.1", 0), Handler) as server:
+    with Gateway() as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
@@ -65,7 +76,7 @@ def gateway() -> Iterator[Gateway]:
 
 async def tour_of(gateway: Gateway) -> tuple[str, list[str]]:
     output = io.StringIO()
-    tour = Tour(Console(file=output, width=100), ChatClient("127.0.0.1", gateway.server_port, "tiny"))
+    tour = Tour(Console(file=output, width=80), ChatClient("127.0.0.1", gateway.server_port, "tiny"), "round_robin")
     await tour.run()
     return output.getvalue(), tour.failures
 
@@ -78,7 +89,26 @@ async def test_a_tour_that_went_well_shows_answers_workers_and_measurements(gate
     assert "turn 4" in output
     assert " 32 " in output
     assert "████ 4" in output
-    assert "temperature: at most 2" in output
+    assert "policy round_robin does not look at caches yet" in " ".join(output.split())
+
+
+async def test_an_errors_json_can_be_copied_from_a_narrow_terminal(gateway: Gateway) -> None:
+    output, _ = await tour_of(gateway)
+    assert json.loads(output[output.index("{") :]) == {"error": {"message": MISTAKE}}
+
+
+async def test_an_interrupted_answer_ends_its_line_and_writes_no_more(gateway: Gateway) -> None:
+    output = io.StringIO()
+    gateway.hold = threading.Event()
+    tour = Tour(Console(file=output, width=80), ChatClient("127.0.0.1", gateway.server_port, "tiny"), "round_robin")
+    running = asyncio.create_task(tour.run())
+    await asyncio.to_thread(gateway.asked.wait, 10)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    gateway.hold.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert output.getvalue().endswith("assistant  \n")
 
 
 @pytest.mark.parametrize(
