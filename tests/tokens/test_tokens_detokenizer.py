@@ -88,6 +88,34 @@ def test_one_bad_byte_spoils_its_whole_run_of_byte_tokens() -> None:
     assert detokenizer.feed(ids) + detokenizer.finish() == "\ufffd" * 4
 
 
+E_BYTES = [f"<0x{byte:02X}>" for byte in (0xE4, 0xBD, 0xA0)]
+NOT_PREFIX_STABLE: list[tuple[str, list[str]]] = [
+    ("byte_level", ["ð", "Ł", "ĺ", "Ģ"]),
+    ("byte_fallback_legacy", [*E_BYTES, "<0xFF>"]),
+    ("byte_fallback_metaspace", [*E_BYTES, "<0xFF>"]),
+    ("byte_fallback_unstripped", [*E_BYTES, "<0xFF>"]),
+    ("unigram_byte_fallback", [*E_BYTES, "<0xFF>"]),
+    ("metaspace_then_bytes", [*E_BYTES, "<0xFF>"]),
+    ("strips_three", [*E_BYTES, "<0xFF>"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "tokens"), NOT_PREFIX_STABLE, ids=[kind for kind, _ in NOT_PREFIX_STABLE])
+def test_no_text_is_given_that_later_tokens_would_change(kind: str, tokens: list[str]) -> None:
+    tokenizer, table = vocabulary(kind)
+    ids = [token_id for token in tokens if (token_id := tokenizer.token_to_id(token)) is not None]
+    assert len(ids) == len(tokens)
+    whole = tokenizer.decode(ids, skip_special_tokens=False)
+    # Decoding a part of the ids gives what is no beginning of the whole.
+    assert not all(whole.startswith(tokenizer.decode(ids[:end], skip_special_tokens=False)) for end in range(len(ids)))
+    detokenizer = table.detokenizer(False)
+    text = ""
+    for token_id in ids:
+        text += detokenizer.feed([token_id])
+        assert whole.startswith(text)
+    assert text + detokenizer.finish() == whole
+
+
 def test_special_tokens_are_skipped_or_kept_as_asked() -> None:
     tokenizer, table = vocabulary("byte_level")
     ids = tokenizer.encode("<|im_start|>hello<tool>", add_special_tokens=False).ids
