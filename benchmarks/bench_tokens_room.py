@@ -103,7 +103,7 @@ async def bench(folder: Path, template: Path | None) -> None:
 
     for turns in (3, 41, 201):
         conversation = request([text for text, _ in zip(texts(500), range(turns), strict=False)])
-        cpu(f"render {turns} messages of 500 characters", lambda c=conversation: model._render(c), 20)
+        cpu(f"render {turns} messages of 500 characters", lambda c=conversation: model._render(c, None), 20)
     source = texts(1_500)
     cpu(
         "render and encode 3 messages, 1,500 new characters",
