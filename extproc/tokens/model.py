@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +14,13 @@ from msgspec import Struct
 from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, RequestError, Text, Turn
 from extproc.token_ids import TokenIds
 from extproc.tokens.cache import TokenCache
+from extproc.tokens.conversation import Conversation, Forms, TemplateError
 from extproc.tokens.detokenizer import Detokenizer, DetokenizerTable
 from extproc.tokens.escaping import Escaper, Marked
 from extproc.tokens.source import TokenizerError, locate_tokenizer, read_json_object
-from extproc.tokens.template import ChatTemplate, TemplateError, find_special_tokens, find_template
+from extproc.tokens.template import Engine
+from extproc.tokens.template_files import find_special_tokens, find_template
+from extproc.tokens.templates import ChatTemplates, TemplateBusyError
 from extproc.tokens.tokenizer import InvalidTextError, Tokenizer
 
 __all__ = ["ModelTokens", "Prompt"]
@@ -37,6 +41,7 @@ _RESERVED_KWARGS = frozenset(
     }
 )
 _SAMPLE = ("First question?", "An answer.", "Second question?")
+_RENDER_ERRORS = (TemplateError, InvalidTextError, TemplateBusyError, TokenizerError)
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 
 
@@ -50,10 +55,10 @@ class Prompt(Struct, frozen=True, gc=False):
 class ModelTokens:
     """One model's template, tokenizer and detokenizing table. Belongs to one event loop; close it when done."""
 
-    def __init__(self, folder: Path | None, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, folder: Path | None, tokenizer: Tokenizer, templates: ChatTemplates) -> None:
         """Use `load`."""
         self._tokenizer = tokenizer
-        self._template = template
+        self._templates = templates
         self._table = DetokenizerTable(tokenizer.inspection.table)
         config = {} if folder is None else read_json_object(folder / "config.json")
         self.context_tokens = _context_tokens(config)
@@ -78,14 +83,15 @@ class ModelTokens:
 
         `cache`: of all models of this process.
         """
-        folder, template = await asyncio.to_thread(_load_template, path, template_override)
-        tokenizer = await Tokenizer.load(path, cache)
-        try:
-            model = await asyncio.to_thread(cls, folder, tokenizer, template)
+        folder, named, special_tokens = await asyncio.to_thread(_find_templates, path, template_override)
+        async with AsyncExitStack() as loaded:
+            templates = await ChatTemplates.load(named, special_tokens)
+            loaded.push_async_callback(templates.aclose)
+            tokenizer = await Tokenizer.load(path, cache)
+            loaded.push_async_callback(tokenizer.aclose)
+            model = await asyncio.to_thread(cls, folder, tokenizer, templates)
             await model._look_at_sample(special_tokens_in_content == "escape")
-        except BaseException:
-            await tokenizer.aclose()
-            raise
+            loaded.pop_all()
         if not model._table.streams:
             _log.warning("the decoder of %s cannot be streamed: text comes at the end of each answer", path)
         return model
@@ -96,17 +102,27 @@ class ModelTokens:
         return self._tokenizer.serves_with
 
     @property
+    def template_engines(self) -> dict[str, Engine]:
+        """The library that renders each chat template, by the template's name."""
+        return self._templates.engines
+
+    @property
     def longest_token_bytes(self) -> int:
         """The most that one token stands for; 0 where that bounds nothing."""
         return self._table.longest_bytes
 
     def prompt(self, request: ChatRequest) -> Prompt | Awaitable[Prompt]:
-        """Render and encode. An awaitable only where encoding would stall the event loop.
+        """Render and encode. An awaitable only where either would stall the event loop.
 
         Raises RequestError, at once or when awaited.
         """
         marked = None if self._escaper is None else self._mark(self._escaper, request)
-        text = self._render(request, marked)
+        try:
+            text = self._render(request, marked)
+        except _RENDER_ERRORS as error:
+            raise _not_rendered(error) from error
+        if not isinstance(text, str):
+            return self._prompt_rendered(text, marked)
         if self._escaper is not None:
             return self._prompt_escaped(text, self._escaper, marked)
         try:
@@ -154,8 +170,18 @@ class ModelTokens:
         return self._table.token_bytes(token_id)
 
     async def aclose(self) -> None:
-        """End the tokenizer's child process and threads."""
+        """End the child processes and the threads."""
+        await self._templates.aclose()
         await self._tokenizer.aclose()
+
+    async def _prompt_rendered(self, rendering: Awaitable[str], marked: Marked | None) -> Prompt:
+        try:
+            text = await rendering
+        except _RENDER_ERRORS as error:
+            raise _not_rendered(error) from error
+        if self._escaper is not None:
+            return await self._prompt_escaped(text, self._escaper, marked)
+        return await self._prompt_async(text)
 
     async def _prompt_async(self, text: str) -> Prompt:
         return Prompt(await self._encode(text, "messages"), len(text))
@@ -192,8 +218,9 @@ class ModelTokens:
         roles: tuple[Literal["user", "assistant"], ...] = ("user", "assistant", "user")
         turns = tuple(Turn(role, (Text(text),)) for role, text in zip(roles, _SAMPLE, strict=True))
         try:
-            sample = self._render(ChatRequest(model="", turns=turns), None)
-        except RequestError as error:
+            rendered = self._render(ChatRequest(model="", turns=turns), None)
+            sample = rendered if isinstance(rendered, str) else await rendered
+        except TemplateError as error:
             _log.warning("prompts are cached only as a whole: the chat template refuses a conversation: %s", error)
             sample = ""
         markers = tokenizer.cut_like(sample, _SAMPLE)
@@ -205,47 +232,58 @@ class ModelTokens:
             self._escaper = Escaper(control)
             self._control_ids = frozenset(at for token, at in control.items() if len(token) > 1)
 
-    def _render(self, request: ChatRequest, marked: Marked | None) -> str:
+    def _render(self, request: ChatRequest, marked: Marked | None) -> str | Awaitable[str]:
+        """Raises RequestError, and at once or when awaited _RENDER_ERRORS."""
         kwargs = request.template_kwargs
         for name in kwargs:
             if name in _RESERVED_KWARGS:
                 message = f"{name!r} cannot be set through chat_template_kwargs."
                 raise _refused(message, f"chat_template_kwargs.{name}")
-        template = self._template
-        messages = [self._message(turn) for turn in request.turns]
+        templates = self._templates
+        forms = templates.forms(templates.choose(tools=False, documents=False))
+        messages = [_message(turn, forms) for turn in request.turns]
         if marked is not None:
             messages = marked.value(messages)
             kwargs = marked.value(kwargs)
-        try:
-            return template.render(
-                messages,
+        return templates.render(
+            Conversation(
+                messages=messages,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 kwargs=kwargs,
             )
-        except TemplateError as error:
-            raise _refused(str(error)) from error
-
-    def _message(self, turn: Turn) -> dict[str, Any]:
-        template = self._template
-        role = "system" if turn.role == "developer" and not template.knows_developer else turn.role
-        parts = turn.parts
-        content: str | list[dict[str, str]]
-        if template.takes_text and (len(parts) == 1 or not template.takes_parts):
-            # Engines join the parts for such templates with line breaks, too.
-            content = "\n".join([part.text for part in parts])
-        else:
-            content = [{"type": "text", "text": part.text} for part in parts]
-        message: dict[str, Any] = {"role": role, "content": content}
-        if turn.name is not None:
-            message["name"] = turn.name
-        return message
+        )
 
 
-def _load_template(path: Path, override: Path | None) -> tuple[Path | None, ChatTemplate]:
-    """The folder, None for a single file, and its template."""
+def _message(turn: Turn, forms: Forms) -> dict[str, Any]:
+    parts = turn.parts
+    content: str | list[dict[str, str]]
+    if forms.takes_text and (len(parts) == 1 or not forms.takes_parts):
+        # Engines join the parts for such templates with line breaks, too.
+        content = "\n".join([part.text for part in parts])
+    else:
+        content = [{"type": "text", "text": part.text} for part in parts]
+    message: dict[str, Any] = {"role": turn.role, "content": content}
+    if turn.name is not None:
+        message["name"] = turn.name
+    return message
+
+
+def _find_templates(path: Path, override: Path | None) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
+    """The folder, None for a single file; its templates by name, and its special tokens."""
     folder = None if locate_tokenizer(path) == path else path
-    return folder, ChatTemplate(find_template(folder, override)["default"], find_special_tokens(folder))
+    return folder, find_template(folder, override), find_special_tokens(folder)
+
+
+def _not_rendered(error: Exception) -> RequestError:
+    if isinstance(error, TemplateBusyError):
+        message = "Too many conversations wait to be rendered. Try again shortly."
+        return RequestError(
+            ErrorInfo(kind=ErrorKind.UNAVAILABLE, message=message, code="overloaded", retry_after_s=1.0)
+        )
+    if isinstance(error, TokenizerError):
+        return _failed(error)
+    return _refused(str(error))
 
 
 def _failed(error: TokenizerError) -> RequestError:

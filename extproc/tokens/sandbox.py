@@ -1,16 +1,19 @@
 """The Jinja environment in which model authors write and test chat templates: the one that transformers sets up.
 
 A template is the model author's program, not trusted: it runs in jinja2's sandbox, without access to files, modules or
-private attributes, and cannot change what it is given.
+private attributes, and cannot change what it is given. `fast_environment` is the same language as minijinja speaks it,
+2 to 10 times faster; nobody promises that both give the same text, so `template_inspection` compares them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
+import minijinja
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
@@ -18,7 +21,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-__all__ = ["template_environment"]
+__all__ = ["RefusalError", "fast_environment", "fast_source", "template_environment"]
+
+
+class RefusalError(TemplateError):
+    """What `raise_exception` raises: the template's own words."""
 
 
 class _GenerationTag(Extension):
@@ -79,15 +86,18 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
+    raise RefusalError(message)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _strftime(now: Callable[[], datetime]) -> Callable[[str], str]:
+    def strftime_now(form: str) -> str:
+        return now().strftime(form)
+
+    return strftime_now
 
 
-def template_environment() -> ImmutableSandboxedEnvironment:
-    """A new environment with the flags, filters and globals that templates rely on."""
+def template_environment(now: Callable[[], datetime] = datetime.now) -> ImmutableSandboxedEnvironment:
+    """A new environment with the flags, filters and globals that templates rely on. `now`: what templates see."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -96,7 +106,35 @@ def template_environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = _strftime(now)
     environment.globals["namespace"] = _GuardedNamespace
     environment.globals["dict"] = _DictFactory()
     return environment
+
+
+def _is_iterable(value: Any) -> bool:
+    # For minijinja itself even none is iterable, and templates test `tools is iterable`.
+    return value is not None and hasattr(value, "__iter__")
+
+
+def fast_environment(now: Callable[[], datetime] = datetime.now) -> minijinja.Environment:
+    """The same in minijinja. Templates need `fast_source` first."""
+    environment = minijinja.Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        debug=False,
+        auto_escape_callback=lambda _: False,
+        filters={"tojson": _to_json},
+        tests={"iterable": _is_iterable},
+    )
+    environment.add_global("raise_exception", _raise_exception)
+    environment.add_global("strftime_now", _strftime(now))
+    return environment
+
+
+_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+
+
+def fast_source(text: str) -> str:
+    """The template's text for minijinja, which has no `generation` tag: `with` has a scope of its own, too."""
+    return _GENERATION.sub(lambda tag: f"{{%{tag[1]} {tag[2] or ''}with {tag[3]}%}}", text)

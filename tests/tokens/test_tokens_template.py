@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokens_vocabularies import deepseek_folder
 
+from extproc.tokens.conversation import Conversation, TemplateError
 from extproc.tokens.source import TokenizerError
-from extproc.tokens.template import ChatTemplate, TemplateError, find_special_tokens, find_template
+from extproc.tokens.template import ChatTemplate, Engine
+from extproc.tokens.template_files import find_special_tokens, find_template
+from extproc.tokens.template_inspection import inspect_template
 
 USER = {"role": "user", "content": "hi"}
 LOOP = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
@@ -56,15 +59,28 @@ RENDERED: list[tuple[str, str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "text", "given", "expected"), RENDERED, ids=[row[0] for row in RENDERED])
-def test_rendering(rule: str, text: str, given: dict[str, Any], expected: str) -> None:
-    template = ChatTemplate(text, {"bos_token": "<s>"})
-    arguments = dict(given)
-    assert template.render(arguments.pop("messages", [USER]), **arguments) == expected
+def render(template: ChatTemplate, messages: list[dict[str, Any]], **options: Any) -> str:
+    return template.render(Conversation(messages=messages, **options))
+
+
+# dict.fromkeys, and text that is not Unicode: such a template or conversation is rendered by jinja2.
+JINJA2_ALONE = {"dict is callable", "a lone surrogate passes through"}
+BOTH_ENGINES = [
+    pytest.param(engine, *row[1:], id=f"{row[0]}-{engine}")
+    for row in RENDERED
+    for engine in ("jinja2", "minijinja")
+    if engine == "jinja2" or row[0] not in JINJA2_ALONE
+]
+
+
+@pytest.mark.parametrize(("engine", "text", "given", "expected"), BOTH_ENGINES)
+def test_rendering(engine: Engine, text: str, given: dict[str, Any], expected: str) -> None:
+    template = ChatTemplate(text, {"bos_token": "<s>"}, engine)
+    assert render(template, **{"messages": [USER], **given}) == expected
 
 
 def test_the_date_is_formatted_as_asked() -> None:
-    year = ChatTemplate("{{ strftime_now('%Y-%%') }}", {}).render([USER])
+    year = render(ChatTemplate("{{ strftime_now('%Y-%%') }}", {}), [USER])
     assert year[:2] == "20"
     assert year.endswith("-%")
 
@@ -72,7 +88,7 @@ def test_the_date_is_formatted_as_asked() -> None:
 def test_the_messages_of_the_caller_stay_as_they_are() -> None:
     messages = [{"role": "user", "content": "hi", "reasoning": "r", "name": None}]
     before = json.dumps(messages)
-    ChatTemplate(LOOP, {}).render(messages, add_generation_prompt=False, continue_final_message=True)
+    render(ChatTemplate(LOOP, {}), messages, add_generation_prompt=False, continue_final_message=True)
     assert json.dumps(messages) == before
 
 
@@ -95,12 +111,12 @@ REFUSED: list[tuple[str, str, str]] = [
 @pytest.mark.parametrize(("what", "text", "message"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_what_a_template_may_not_or_cannot_do_is_a_template_error(what: str, text: str, message: str) -> None:
     with pytest.raises(TemplateError, match=message):
-        ChatTemplate(text, {}).render([USER])
+        render(ChatTemplate(text, {}), [USER])
 
 
 def test_an_empty_conversation_is_refused() -> None:
     with pytest.raises(TemplateError, match="empty"):
-        ChatTemplate(LOOP, {}).render([])
+        render(ChatTemplate(LOOP, {}), [])
 
 
 @pytest.mark.parametrize("text", ["{% if %}", "{{ x", "{% unknown %}", "{% for m in messages %}{% generation %}"
@@ -122,14 +138,17 @@ CONTINUED: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("text", "content", "expected"), CONTINUED)
 def test_a_continued_message_ends_where_its_text_ends(text: str, content: Any, expected: str) -> None:
     messages = [USER, {"role": "assistant", "content": content}]
-    rendered = ChatTemplate(text, {}).render(messages, add_generation_prompt=False, continue_final_message=True)
+    rendered = render(ChatTemplate(text, {}), messages, add_generation_prompt=False, continue_final_message=True)
     assert rendered == expected
 
 
 @given(content=st.text())
 def test_a_continued_message_keeps_every_character_where_the_template_does(content: str) -> None:
-    rendered = CONTINUING.render(
-        [{"role": "assistant", "content": content}], add_generation_prompt=False, continue_final_message=True
+    rendered = render(
+        CONTINUING,
+        [{"role": "assistant", "content": content}],
+        add_generation_prompt=False,
+        continue_final_message=True,
     )
     assert rendered == "<|assistant|>" + content
 
@@ -140,12 +159,12 @@ CONTINUING = ChatTemplate("{% for m in messages %}<|{{ m.role }}|>{{ m.content }
 def test_a_continued_message_that_cannot_be_is_refused() -> None:
     both = {"add_generation_prompt": True, "continue_final_message": True}
     with pytest.raises(TemplateError, match="exclude each other"):
-        CONTINUING.render([USER], **both)
+        render(CONTINUING, [USER], **both)
     alone = {"add_generation_prompt": False, "continue_final_message": True}
     with pytest.raises(TemplateError, match="no text to continue"):
-        CONTINUING.render([{"role": "assistant", "content": None}], **alone)
+        render(CONTINUING, [{"role": "assistant", "content": None}], **alone)
     with pytest.raises(TemplateError, match="drops the final message"):
-        ChatTemplate("{{ messages[0].role }}", {}).render([USER], **alone)
+        render(ChatTemplate("{{ messages[0].role }}", {}), [USER], **alone)
 
 
 PARTS_ONLY = "{% for m in messages %}{% for p in m.content %}{{ p['text'] }}{% endfor %}{% endfor %}"
@@ -166,8 +185,8 @@ BOTH = (
     ],
 )
 def test_the_form_of_content_is_what_the_template_handles(text: str, takes_text: bool, takes_parts: bool) -> None:
-    template = ChatTemplate(text, {})
-    assert (template.takes_text, template.takes_parts) == (takes_text, takes_parts)
+    forms = inspect_template(text, {}).forms
+    assert (forms.takes_text, forms.takes_parts) == (takes_text, takes_parts)
 
 
 def _folder(tmp_path: Path, **files: Any) -> Path:
