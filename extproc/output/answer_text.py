@@ -11,7 +11,7 @@ from typing import Protocol
 
 from extproc.engines.base import Ended, EngineEvent, ProtocolError, Tokens, TokenScores
 from extproc.ir import UNSET, Event, Finish, FinishReason, Sampling, TextDelta, TokenLogprob
-from extproc.output.stop import StopMatcher
+from extproc.output.stop import StopMatcher, StopStrings
 
 
 class Detokenizer(Protocol):
@@ -49,8 +49,9 @@ class AnswerText:
         """The engine gave up at least one choice."""
         # Without any of these a choice is its detokenizer alone.
         self._plain = not (sampling.stop or sampling.stop_token_ids or sampling.top_logprobs is not None)
+        stops = StopStrings(sampling.stop) if sampling.stop else None
         self._choices: list[_Choice | None] = [
-            _Choice(index, sampling, tokens, tokens.detokenizer(skip_special_tokens=skip))
+            _Choice(index, sampling, stops, tokens, tokens.detokenizer(skip_special_tokens=skip))
             for index in range(sampling.n)
         ]
         self._unfinished = sampling.n
@@ -110,12 +111,19 @@ class _Choice:
         "detokenizer",
     )
 
-    def __init__(self, index: int, sampling: Sampling, tokens: TokenTexts, detokenizer: Detokenizer) -> None:
+    def __init__(
+        self,
+        index: int,
+        sampling: Sampling,
+        stops: StopStrings | None,
+        tokens: TokenTexts,
+        detokenizer: Detokenizer,
+    ) -> None:
         self._index = index
         self._sampling = sampling
         self._tokens = tokens
         self.detokenizer = detokenizer
-        self._matcher = StopMatcher(sampling.stop, include_stop=sampling.include_stop) if sampling.stop else None
+        self._matcher = None if stops is None else StopMatcher(stops, include_stop=sampling.include_stop)
         # A stop token is among the ids, but its text is not the answer's.
         self._end_ids: Collection[int] = () if sampling.include_stop else frozenset(sampling.stop_token_ids)
         # Stop strings count from here on, as in the engine.
