@@ -356,7 +356,9 @@ class Limits(Section):
         description="Memory of each process for the tokens of earlier prompts, over all pools; 0 for no such cache.",
     )
     json_depth: Int = Field(default=64, ge=4, le=500, description="Deepest nesting of a request's JSON.")
-    messages: Int = Field(default=10_000, ge=1, le=1_000_000, description="Most messages in one conversation.")
+    messages: Int = Field(
+        default=10_000, ge=1, le=1_000_000, description="Most messages in one conversation, and most parts of content."
+    )
     deadline_s: Number = Field(
         default=600.0,
         gt=0,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from extproc.dialects.json_body import decode, invalid, too_long, unsupported
+from extproc.dialects.json_body import BodyLimits, decode, invalid, too_long, unsupported
 from extproc.dialects.openai_chat_fields import MESSAGE_RULES, PART_RULES, Rule
 from extproc.ir import Loss, Text, Turn
 
@@ -23,7 +23,7 @@ _ROLES: Mapping[str, _TextRole] = {
 }
 _LATER_ROLES = frozenset(("tool", "function"))
 _LATER_PARTS = frozenset(("image_url", "input_audio", "file", "video_url", "audio_url", "input_image"))
-_JUDGED_VALUE_BYTES = 1024  # neutral values are far shorter
+_JUDGED_VALUE_BYTES = 128  # neutral values are far shorter
 
 
 class ContentPart(Struct, forbid_unknown_fields=True, gc=False):
@@ -64,13 +64,26 @@ _RARE_MESSAGE_FIELDS = Message.__struct_fields__[4:]
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
-def turns_of(messages: list[Message], losses: list[Loss], limit_bytes: int) -> tuple[Turn, ...]:
+Losses: TypeAlias = dict[str, str]
+"""What does not reach the engine, each kind of field once, such as `messages[*].annotations`, with the reason."""
+
+
+def listed(losses: Losses) -> tuple[Loss, ...]:
+    """In the order in which they came."""
+    return tuple([Loss(field, reason) for field, reason in losses.items()]) if losses else ()
+
+
+def turns_of(messages: list[Message], losses: Losses, limits: BodyLimits) -> tuple[Turn, ...]:
     """The conversation. Adds to `losses`; raises RequestError with the path of what cannot be carried.
 
-    `limit_bytes` bounds each field that is not content.
     Hot: a long conversation passes here message by message.
     """
+    if len(messages) > limits.max_messages:
+        raise invalid(
+            f"Too many messages: at most {limits.max_messages} are allowed.", "messages", "array_above_max_length"
+        )
     turns: list[Turn] = []
+    parts_left = limits.max_messages
     for index, message in enumerate(messages):
         role = _ROLES.get(message.role)
         content = message.content
@@ -86,33 +99,43 @@ def turns_of(messages: list[Message], losses: list[Loss], limit_bytes: int) -> t
             or message.reasoning_content is not UNSET
             or message.reasoning is not UNSET
         ):
-            turns.append(_unusual(message, f"messages[{index}]", losses, limit_bytes))
+            if type(content) is list:
+                parts_left -= len(content)
+                if parts_left < 0:
+                    raise invalid(
+                        f"Too many parts of content: at most {limits.max_messages} are allowed in a conversation.",
+                        f"messages[{index}].content",
+                        "array_above_max_length",
+                    )
+            turns.append(_unusual(message, f"messages[{index}]", losses, limits))
         else:
             turns.append(Turn(role, (Text(content),), message.name))
     return tuple(turns)
 
 
-def judge(path: str, raw: Raw, rule: Rule, losses: list[Loss], limit_bytes: int) -> None:
-    """Apply a rule to a field that is present. Adds to `losses`; raises RequestError."""
-    text = bytes(raw)
+def judge(path: str, raw: Raw, rule: Rule, losses: Losses, limits: BodyLimits, *, kind: str | None = None) -> None:
+    """Apply a rule to a field that is present. Adds to `losses`, as `kind`; raises RequestError.
+
+    Values that no rule names are judged by their length alone: they are not decoded.
+    """
+    view = memoryview(raw)
+    # Too long for any value that a rule names.
+    text = bytes(view) if view.nbytes <= _JUDGED_VALUE_BYTES else None
     if text == b"null":
         return
-    if rule.loss is not None:
-        if len(text) > limit_bytes:
-            raise too_long(path, limit_bytes)
-        value = decode(_ANY, text, {}, root=path)
-        if value in rule.neutral:
-            return
-        if rule.only is None or value in rule.only:
-            losses.append(Loss(path, rule.loss))
-            return
-        raise unsupported(f"This value of '{path}' is not supported.", path, "unsupported_value")
-    if rule.neutral and len(text) <= _JUDGED_VALUE_BYTES and decode(_ANY, text, {}, root=path) in rule.neutral:
+    value = decode(_ANY, text, {}, root=path) if text is not None and (rule.neutral or rule.only) else UNSET
+    if value in rule.neutral:
         return
-    raise unsupported(rule.refusal or f"Unsupported parameter: '{path}' is not supported.", path)
+    if rule.loss is None:
+        raise unsupported(rule.refusal or f"Unsupported parameter: '{path}' is not supported.", path)
+    if view.nbytes > limits.max_option_bytes:
+        raise too_long(path, limits.max_option_bytes)
+    if rule.only is not None and value not in rule.only:
+        raise unsupported(f"This value of '{path}' is not supported.", path, "unsupported_value")
+    losses[kind or path] = rule.loss
 
 
-def _unusual(message: Message, path: str, losses: list[Loss], limit_bytes: int) -> Turn:
+def _unusual(message: Message, path: str, losses: Losses, limits: BodyLimits) -> Turn:
     """Everything but a plain string by a plain role."""
     role = _ROLES.get(message.role)
     if role is None:
@@ -128,7 +151,7 @@ def _unusual(message: Message, path: str, losses: list[Loss], limit_bytes: int) 
     for name in _RARE_MESSAGE_FIELDS:
         raw = getattr(message, name)
         if raw is not UNSET:
-            judge(f"{path}.{name}", raw, MESSAGE_RULES[name], losses, limit_bytes)
+            judge(f"{path}.{name}", raw, MESSAGE_RULES[name], losses, limits, kind=f"messages[*].{name}")
     content = message.content
     if role == "assistant":
         if message.refusal and not content:
@@ -149,12 +172,12 @@ def _unusual(message: Message, path: str, losses: list[Loss], limit_bytes: int) 
             "empty_array",
         )
     parts = tuple(
-        _text_of(part, role, f"{path}.content[{index}]", losses, limit_bytes) for index, part in enumerate(content)
+        _text_of(part, role, f"{path}.content[{index}]", losses, limits) for index, part in enumerate(content)
     )
     return Turn(role, parts, message.name)
 
 
-def _text_of(part: ContentPart, role: _TextRole, path: str, losses: list[Loss], limit_bytes: int) -> Text:
+def _text_of(part: ContentPart, role: _TextRole, path: str, losses: Losses, limits: BodyLimits) -> Text:
     if part.type == "text":
         text, field = part.text, "text"
     elif part.type == "refusal" and role == "assistant":
@@ -172,5 +195,5 @@ def _text_of(part: ContentPart, role: _TextRole, path: str, losses: list[Loss], 
     for name, rule in PART_RULES.items():
         raw = getattr(part, name)
         if raw is not UNSET:
-            judge(f"{path}.{name}", raw, rule, losses, limit_bytes)
+            judge(f"{path}.{name}", raw, rule, losses, limits, kind=f"messages[*].content[*].{name}")
     return Text(text)

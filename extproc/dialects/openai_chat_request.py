@@ -13,10 +13,19 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from extproc.dialects.json_body import BodyLimits, decode, depth, descriptions, invalid, too_deep, too_long, unsupported
+from extproc.dialects.json_body import (
+    BodyLimits,
+    check_strings,
+    decode,
+    descriptions,
+    free_object,
+    invalid,
+    too_long,
+    unsupported,
+)
 from extproc.dialects.openai_chat_fields import FIELDS_OF_OTHERS, RULES, USER_LOSS
-from extproc.dialects.openai_chat_messages import Message, judge, turns_of
-from extproc.ir import ChatRequest, Loss, RequestError, Sampling
+from extproc.dialects.openai_chat_messages import Losses, Message, judge, listed, turns_of
+from extproc.ir import ChatRequest, RequestError, Sampling
 
 _UINT31 = 2**31 - 1
 _INT64 = 2**63
@@ -116,12 +125,10 @@ _ALLOWED: Mapping[str, str] = descriptions(_Body) | {
     "stop": "a string or an array of up to 4 strings, each of 1 to 500 characters",
     "stop_token_ids": "an array of up to 128 token ids",
     "logit_bias": "an object of token ids, each with a number from -100 to 100",
-    "chat_template_kwargs": "an object",
 }
 _STOP: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(_Stop)
 _STOP_TOKEN_IDS = msgspec.json.Decoder(_StopTokenIds)
 _LOGIT_BIAS = msgspec.json.Decoder(_LogitBias)
-_KWARGS = msgspec.json.Decoder(dict[str, Any])
 _BODY = msgspec.json.Decoder(_Body)
 
 
@@ -130,17 +137,14 @@ def parse_chat(body: bytes, limits: BodyLimits) -> ChatRequest:
 
     Hot: one decode of the whole body, then one pass over its messages.
     """
+    check_strings(body, limits)
     chat = decode(_BODY, body, _ALLOWED, unknown=_unknown_field)
-    if len(chat.messages) > limits.max_messages:
-        raise invalid(
-            f"Too many messages: at most {limits.max_messages} are allowed.", "messages", "array_above_max_length"
-        )
-    losses: list[Loss] = []
+    losses: Losses = {}
     carried: Mapping[str, Raw] = {}
     if (values := msgspec.structs.astuple(chat)[_FIRST_RARE:]) != _NOTHING_RARE:
         carried = _carried(values, limits, losses)
     include_usage = _stream_options(chat, losses)
-    turns = turns_of(chat.messages, losses, limits.max_option_bytes)
+    turns = turns_of(chat.messages, losses, limits)
     continues = bool(chat.continue_final_message)
     generates = chat.add_generation_prompt
     if continues and generates:
@@ -156,7 +160,7 @@ def parse_chat(body: bytes, limits: BodyLimits) -> ChatRequest:
             "invalid_value",
         )
     if chat.user is not None:
-        losses.append(Loss("user", USER_LOSS))
+        losses["user"] = USER_LOSS
     return ChatRequest(
         model=chat.model,
         turns=turns,
@@ -167,7 +171,7 @@ def parse_chat(body: bytes, limits: BodyLimits) -> ChatRequest:
         add_generation_prompt=not continues if generates is None else generates,
         continue_final_message=continues,
         user=chat.user,
-        losses=tuple(losses),
+        losses=listed(losses),
     )
 
 
@@ -217,39 +221,40 @@ def _sampling(chat: _Body, carried: Mapping[str, Raw], limits: BodyLimits) -> Sa
     return Sampling(**knobs)
 
 
-def _stream_options(chat: _Body, losses: list[Loss]) -> bool:
+def _stream_options(chat: _Body, losses: Losses) -> bool:
     options = chat.stream_options
     if options is None:
         return False
     if not chat.stream:
         raise invalid("'stream_options' needs 'stream' to be true.", "stream_options", "stream_options_requires_stream")
     if options.include_obfuscation:
-        losses.append(Loss("stream_options.include_obfuscation", "chunks are not padded"))
+        losses["stream_options.include_obfuscation"] = "chunks are not padded"
     if options.continuous_usage_stats:
-        losses.append(Loss("stream_options.continuous_usage_stats", "usage comes once, in the last chunk"))
+        losses["stream_options.continuous_usage_stats"] = "usage comes once, in the last chunk"
     return bool(options.include_usage)
 
 
 def _template_kwargs(carried: Mapping[str, Raw], limits: BodyLimits) -> dict[str, Any]:
     if "chat_template_kwargs" not in carried:
         return {}
-    kwargs = decode(_KWARGS, carried["chat_template_kwargs"], _ALLOWED, root="chat_template_kwargs")
-    if depth(kwargs, limits.max_depth) > limits.max_depth:
-        raise too_deep("chat_template_kwargs")
+    kwargs = free_object(carried["chat_template_kwargs"], "chat_template_kwargs", limits)
     if "chat_template" in kwargs:
         raise unsupported(RULES["chat_template"].refusal or "", "chat_template_kwargs.chat_template")
     return kwargs
 
 
-def _carried(values: Sequence[Raw | UnsetType], limits: BodyLimits, losses: list[Loss]) -> dict[str, Raw]:
+def _carried(values: Sequence[Raw | UnsetType], limits: BodyLimits, losses: Losses) -> dict[str, Raw]:
     """Of the rare fields' values those that go on to the engine or the template; the others are judged."""
     carried: dict[str, Raw] = {}
     for name, raw in zip(_RARE, values, strict=True):
-        if raw is UNSET or bytes(raw) == b"null":
+        if raw is UNSET:
+            continue
+        view = memoryview(raw)
+        if view.nbytes == 4 and bytes(view) == b"null":
             continue
         if (rule := RULES.get(name)) is not None:
-            judge(name, raw, rule, losses, limits.max_option_bytes)
-        elif len(bytes(raw)) > limits.max_option_bytes:
+            judge(name, raw, rule, losses, limits)
+        elif view.nbytes > limits.max_option_bytes:
             raise too_long(name, limits.max_option_bytes)
         else:
             carried[name] = raw

@@ -35,6 +35,7 @@ _KINDS: dict[ErrorKind, tuple[int, str, str | None]] = {
     ErrorKind.TIMEOUT: (504, "server_error", None),
 }
 _RETRY_AFTER_STATUSES = frozenset((429, 503))
+_LASTING_STATUSES = frozenset((501,))  # the next attempt gets the same answer
 
 
 def error_body(error: ErrorInfo) -> bytes:
@@ -51,8 +52,11 @@ def render_error(error: ErrorInfo) -> Rendered:
     headers = [("content-type", JSON_TYPE)]
     if error.retry_after_s is not None and status in _RETRY_AFTER_STATUSES:
         headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
-    if error.should_retry is not None:
-        headers.append(("x-should-retry", "true" if error.should_retry else "false"))
+    should_retry = error.should_retry
+    if should_retry is None and status in _LASTING_STATUSES:
+        should_retry = False
+    if should_retry is not None:
+        headers.append(("x-should-retry", "true" if should_retry else "false"))
     if error.allow is not None:
         headers.append(("allow", error.allow))
     return Rendered(status=status, headers=tuple(headers), body=error_body(error))

@@ -14,11 +14,19 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from extproc.dialects.base import Rendered
-from extproc.dialects.json_body import BodyLimits, decode, depth, descriptions, invalid, too_deep, too_long, unsupported
+from extproc.dialects.json_body import (
+    BodyLimits,
+    check_strings,
+    decode,
+    descriptions,
+    free_object,
+    invalid,
+    unsupported,
+)
 from extproc.dialects.openai_chat_fields import RULES
-from extproc.dialects.openai_chat_messages import Message, judge, turns_of
+from extproc.dialects.openai_chat_messages import Losses, Message, judge, turns_of
 from extproc.dialects.openai_errors import JSON_TYPE
-from extproc.ir import ChatRequest, Loss
+from extproc.ir import ChatRequest, RequestError
 
 __all__ = [
     "DetokenizeRequest",
@@ -30,9 +38,10 @@ __all__ = [
 ]
 
 _MAX_ID = 2**63 - 1
+_MODEL_CHARS = 512
 
 _Anything: TypeAlias = Annotated[Raw | UnsetType, "another value"]
-_Model: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
+_Model: TypeAlias = Annotated[str, Meta(min_length=1, max_length=_MODEL_CHARS)]
 _TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=_MAX_ID)]
 
 
@@ -75,14 +84,14 @@ class _Detokenize(Struct, forbid_unknown_fields=True):
 
 _TOKENIZE = msgspec.json.Decoder(_Tokenize)
 _DETOKENIZE = msgspec.json.Decoder(_Detokenize)
-_KWARGS = msgspec.json.Decoder(dict[str, Any])
-_TOKENIZE_ALLOWED = descriptions(_Tokenize) | {"chat_template_kwargs": "an object"}
+_TOKENIZE_ALLOWED = descriptions(_Tokenize)
 _DETOKENIZE_ALLOWED = descriptions(_Detokenize)
 _OF_CHAT = ("add_generation_prompt", "continue_final_message")
 
 
 def parse_tokenize(body: bytes, limits: BodyLimits) -> TokenizeRequest:
     """Raises RequestError with the field's path."""
+    check_strings(body, limits)
     request = decode(_TOKENIZE, body, _TOKENIZE_ALLOWED)
     if request.messages is None:
         if request.prompt is None:
@@ -106,27 +115,34 @@ def parse_tokenize(body: bytes, limits: BodyLimits) -> TokenizeRequest:
     )
 
 
-def parse_detokenize(body: bytes) -> DetokenizeRequest:
+def parse_detokenize(body: bytes, limits: BodyLimits) -> DetokenizeRequest:
     """Raises RequestError with the field's path."""
+    check_strings(body, limits)
+    most = limits.max_token_ids
+    # Commas stand between ids and nowhere else but in the model's name, so they tell before anything is built.
+    if body.count(b",") > most + _MODEL_CHARS + 1:
+        raise _too_many_ids(most)
     request = decode(_DETOKENIZE, body, _DETOKENIZE_ALLOWED)
+    if len(request.tokens) > most:
+        raise _too_many_ids(most)
     return DetokenizeRequest(request.model, request.tokens)
 
 
+def _too_many_ids(most: int) -> RequestError:
+    return invalid(f"Too many token ids: at most {most} are allowed.", "tokens", "array_above_max_length")
+
+
 def _conversation(request: _Tokenize, messages: list[Message], limits: BodyLimits) -> ChatRequest:
-    if len(messages) > limits.max_messages:
-        raise invalid(
-            f"Too many messages: at most {limits.max_messages} are allowed.", "messages", "array_above_max_length"
-        )
-    losses: list[Loss] = []
+    losses: Losses = {}
     for name in ("chat_template", "tools"):
         raw = getattr(request, name)
         if raw is not UNSET:
-            judge(name, raw, RULES[name], losses, limits.max_option_bytes)
+            judge(name, raw, RULES[name], losses, limits)
     for name in ("media_io_kwargs", "mm_processor_kwargs"):
         raw = getattr(request, name)
         if raw is not UNSET and bytes(raw) not in (b"null", b"{}"):
             raise unsupported(f"Unsupported parameter: '{name}' is not supported.", name)
-    turns = turns_of(messages, losses, limits.max_option_bytes)
+    turns = turns_of(messages, losses, limits)
     continues = bool(request.continue_final_message)
     generates = request.add_generation_prompt
     if continues and generates:
@@ -147,13 +163,7 @@ def _conversation(request: _Tokenize, messages: list[Message], limits: BodyLimit
 def _template_kwargs(raw: Raw | UnsetType, limits: BodyLimits) -> dict[str, Any]:
     if raw is UNSET or bytes(raw) == b"null":
         return {}
-    name = "chat_template_kwargs"
-    if len(bytes(raw)) > limits.max_option_bytes:
-        raise too_long(name, limits.max_option_bytes)
-    kwargs = decode(_KWARGS, raw, _TOKENIZE_ALLOWED, root=name)
-    if depth(kwargs, limits.max_depth) > limits.max_depth:
-        raise too_deep(name)
-    return kwargs
+    return free_object(raw, "chat_template_kwargs", limits)
 
 
 def render_tokens(ids: Sequence[int], names: Sequence[str | None] | None, context_tokens: int | None) -> Rendered:

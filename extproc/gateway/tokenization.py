@@ -37,7 +37,7 @@ async def tokenize(gateway: Gateway, account: RequestAccount, body: bytes) -> Re
 
 async def detokenize(gateway: Gateway, account: RequestAccount, body: bytes) -> Rendered:
     """The answer to `/detokenize`: special tokens are kept, unknown ids leave nothing. Raises RequestError."""
-    request = parse_detokenize(body)
+    request = parse_detokenize(body, gateway.body_limits)
     tokens = _backend(gateway, account, request.model).ready_tokens()
     ids = request.ids
     detokenizer = tokens.detokenizer(skip_special_tokens=False)

@@ -100,6 +100,116 @@ def test_a_conversation_over_the_limit_is_refused() -> None:
     assert "50" in info.message
 
 
+def test_parts_of_content_count_together() -> None:
+    part = {"type": "text", "text": "a"}
+    messages = [{"role": "user", "content": [part] * 25}, {"role": "user", "content": [part] * 25}]
+    assert len(DIALECT.parse(json.dumps({**MINIMAL, "messages": messages}).encode()).turns) == 2
+    messages.append({"role": "user", "content": [part]})
+    info = refusal(json.dumps({**MINIMAL, "messages": messages}).encode()).info
+    assert (info.param, info.code) == ("messages[2].content", "array_above_max_length")
+    assert "50" in info.message
+
+
+MANY = BodyLimits().max_strings + 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b'"",' * MANY,
+        b'{"model": "m", ' + b'"n":1,' * MANY + b'"messages": []}',
+        b'{"model": "m", "messages": [' + b'{"role":"user"},' * MANY + b"]}",
+        b'{"model": "m", "messages": [{"role": "user", "content": [' + b'{"type":"text"},' * MANY + b"]}]}",
+        b'{"model": "m", "metadata": {' + b'"a"b\\c":"",' * MANY + b"}}",
+    ],
+    ids=["values", "repeated keys", "messages", "parts", "escapes"],
+)
+def test_a_body_of_very_many_strings_is_refused_before_anything_is_built_from_it(body: bytes) -> None:
+    info = refusal(body).info
+    assert "too many strings" in info.message
+    assert info.param is None
+
+
+@pytest.mark.parametrize("text", ['"', '\\"', '{"role":"user"},', '[{"a":["b"]}]\n'])
+def test_text_full_of_quotation_marks_and_braces_is_text(text: str) -> None:
+    whole = text * MANY
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": whole}]}).encode()
+    assert DIALECT.parse(body).turns[0].text == whole
+
+
+def test_template_arguments_of_very_many_values_are_refused_but_not_text_with_braces() -> None:
+    def asked(value: object) -> bytes:
+        return json.dumps({**MINIMAL, "chat_template_kwargs": {"a": value}}).encode()
+
+    dialect = OpenAIChat(BodyLimits(max_option_containers=100))
+    for text in ("[{" * 200, '"[{\\' * 200, "\\"):
+        assert dialect.parse(asked([text, text])).template_kwargs == {"a": [text, text]}
+    assert len(dialect.parse(asked([[]] * 98)).template_kwargs["a"]) == 98
+    for many in ([[]] * 99, [{}] * 99, ["\\", *[[]] * 99]):
+        with pytest.raises(RequestError) as caught:
+            dialect.parse(asked(many))
+        assert caught.value.info.param == "chat_template_kwargs"
+        assert "100 objects and arrays" in caught.value.info.message
+
+
+@pytest.mark.parametrize("name", ["annotations", "reasoning"])
+def test_fields_that_are_not_carried_are_not_read(name: str) -> None:
+    field = b'"%b": {"huge": %b, "deep": %b1%b}' % (name.encode(), b"9" * 300, b"[" * 200, b"]" * 200)
+    request = DIALECT.parse(b'{"model": "m", "messages": [{"role": "user", "content": "a", ' + field + b"}]}")
+    assert [loss.field for loss in request.losses] == [f"messages[*].{name}"]
+
+
+def test_equal_losses_are_listed_once() -> None:
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": 1}
+    message = {"role": "assistant", "content": [part, part], "reasoning": "r", "annotations": [1]}
+    request = DIALECT.parse(json.dumps({**MINIMAL, "messages": [message] * 20, "store": True}).encode())
+    assert [loss.field for loss in request.losses] == [
+        "store",
+        "messages[*].annotations",
+        "messages[*].reasoning",
+        "messages[*].content[*].prompt_cache_breakpoint",
+        "messages[*].content[*].cache_control",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "has no body"),
+        (b" \n", "has no body"),
+        (b'{"model": "m"', "ends in the middle of a value"),
+        (b'{"model": "m" ' + b" " * 100, "ends in the middle of a value"),
+        (rb'{"model": "\ud800', "ends in the middle of a value"),
+        (rb'{"model": "\\ud800"', "ends in the middle of a value"),
+        (rb'{"model": "\ud800"}', "half of a surrogate pair"),
+        (rb'{"model": "\ud800\u0041"}', "half of a surrogate pair"),
+        (rb'{"model": "\udc00"}', "half of a surrogate pair"),
+        (rb'{"model": "m", "messages": [{"role": "user", "content": "\ud800"}]}', "half of a surrogate pair"),
+    ],
+)
+def test_a_body_that_is_not_whole_is_told_from_one_with_half_a_character(body: bytes, says: str) -> None:
+    info = refusal(body).info
+    assert says in info.message
+    assert info.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("metadata", '{"a": 1e999}', "out of range"),
+        ("chat_template_kwargs", '{"a": 1e999}', "out of range"),
+        ("chat_template_kwargs", '{"a": [{"b": %s}]}' % ("9" * 5000), "out of range"),
+        ("logit_bias", '{"1": 1e999}', "out of range"),
+        ("temperature", "1e999", "a number from 0 to 2"),
+        ("seed", "9" * 5000, "an integer of 64 bits"),
+    ],
+)
+def test_a_number_out_of_range_is_called_so(name: str, value: str, says: str) -> None:
+    info = refusal(json.dumps(MINIMAL)[:-1].encode() + f', "{name}": {value}}}'.encode()).info
+    assert info.param == name
+    assert says in info.message
+
+
 @pytest.mark.parametrize("name", ["logit_bias", "metadata", "chat_template_kwargs", "prompt_cache_key"])
 def test_a_field_over_the_limit_is_refused_before_anything_is_built_from_it(name: str) -> None:
     info = refusal(json.dumps(MINIMAL).encode()[:-1] + b',"%b":[%b1]}' % (name.encode(), b"1," * 10_000)).info

@@ -11,7 +11,7 @@ from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.vllm_tokenize import parse_detokenize, parse_tokenize, render_text, render_tokens
 from extproc.ir import ErrorKind, RequestError
 
-LIMITS = BodyLimits(max_depth=4, max_messages=3)
+LIMITS = BodyLimits(max_depth=4, max_messages=3, max_token_ids=5)
 USER = {"role": "user", "content": "hi"}
 
 
@@ -69,14 +69,14 @@ def test_what_cannot_be_tokenized_is_named(body: dict[str, Any], param: str, cod
 
 
 def test_ids_of_any_size_that_json_has_are_read() -> None:
-    request = parse_detokenize(b'{"model": "m", "tokens": [0, 9223372036854775807]}')
+    request = parse_detokenize(b'{"model": "m", "tokens": [0, 9223372036854775807]}', LIMITS)
     assert (request.model, request.ids) == ("m", [0, 2**63 - 1])
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"tokens": [-1]}', b'{"tokens": ["a"]}', b'{"tokens": [1.5]}', b"[1]"])
 def test_what_are_no_ids_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError):
-        parse_detokenize(body)
+        parse_detokenize(body, LIMITS)
 
 
 def test_answers_have_vllms_fields() -> None:
@@ -93,3 +93,19 @@ def test_answers_have_vllms_fields() -> None:
         "token_strs": None,
     }
     assert json.loads(render_text("a\u2028").body) == {"prompt": "a\u2028"}
+
+
+@pytest.mark.parametrize("count", [6, 2_000])
+def test_ids_over_the_limit_are_refused(count: int) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_detokenize(json.dumps({"tokens": [1] * count}).encode(), LIMITS)
+    assert caught.value.info.param == "tokens"
+    assert "at most 5" in caught.value.info.message
+
+
+def test_bodies_of_very_many_strings_are_refused() -> None:
+    many = b'"model": "m", ' * LIMITS.max_strings
+    with pytest.raises(RequestError, match="too many strings"):
+        parse_tokenize(b"{" + many + b'"prompt": "a"}', LIMITS)
+    with pytest.raises(RequestError, match="too many strings"):
+        parse_detokenize(b"{" + many + b'"tokens": []}', LIMITS)
