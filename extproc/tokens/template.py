@@ -78,6 +78,8 @@ def _jinja_renderer(text: str, max_characters: int, now: Callable[[], datetime])
             return _joined(compiled.generate(values), max_characters)
         except TemplateError:
             raise
+        except MemoryError as error:
+            raise OutputError("the chat template needs too much memory for this conversation") from error
         except JinjaError as error:
             raise TemplateError(error.message or f"the chat template failed: {type(error).__name__}") from error
         except Exception as error:
@@ -116,7 +118,10 @@ def _fast_renderer(
             rendered = render_template(_NAME, **values)
         except RefusalError as error:
             raise TemplateError(error.message or "the chat template refused the conversation") from error
-        except Exception as error:
+        except BaseException as error:
+            # A panic of the library is no Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise FastEngineError(f"the chat template failed: {error}") from error
         if len(rendered) > max_characters:
             raise OutputError("the chat template makes too long a text of this conversation")
