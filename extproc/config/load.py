@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from extproc.config.conflicts import find_conflicts
 from extproc.config.explain import explain
+from extproc.config.hub import HUB_PREFIX
 from extproc.config.schema import Config, dotted
 from extproc.config.tree import MAX_FILE_BYTES, Node, Place, TreeError, parse_tree
 
-_TOKENIZER_FILE = "tokenizer.json"
+_TOKENIZER_FILES = ("tokenizer.json", "*.tiktoken", "tiktoken.model", "tekken.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +156,15 @@ def _missing_files(tree: Node, data: Any, folder: Path) -> Iterator[Problem]:
         if isinstance(pool, dict):
             wanted.append((("pools", index, "chat_template"), pool.get("chat_template")))
             tokenizer = pool.get("tokenizer")
-            if tokenizer != "worker":
+            if tokenizer != "worker" and not str(tokenizer).startswith(HUB_PREFIX):
                 wanted.append((("pools", index, "tokenizer"), tokenizer))
     for path, name in wanted:
         if not isinstance(name, str) or not name or "\0" in name:
             continue
         file = folder / name
         if path[-1] == "tokenizer" and file.is_dir():
-            if not (file / _TOKENIZER_FILE).is_file():
-                yield _problem(tree, path, f"the folder {file} has no {_TOKENIZER_FILE}")
+            if not any(next(file.glob(name), None) for name in _TOKENIZER_FILES):
+                yield _problem(tree, path, f"the folder {file} has no tokenizer ({', '.join(_TOKENIZER_FILES)})")
         elif not file.is_file():
             what = "file or folder" if path[-1] == "tokenizer" else "file"
             yield _problem(tree, path, f"there is no {what} {file}")

@@ -35,6 +35,7 @@ from extproc.config.address import (
     parse_worker,
 )
 from extproc.config.conflicts import find_conflicts
+from extproc.config.hub import HUB_PREFIX, hub_folder
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -84,7 +85,9 @@ def _parse_path(value: object, info: ValidationInfo) -> Path:
 
 
 def _parse_tokenizer(value: object, info: ValidationInfo) -> Path | Literal["worker"]:
-    return "worker" if value == "worker" else _parse_path(value, info)
+    if value == "worker":
+        return "worker"
+    return hub_folder(value) if isinstance(value, str) and value.startswith(HUB_PREFIX) else _parse_path(value, info)
 
 
 def _parse_listen(value: object) -> HostPort:
@@ -318,7 +321,9 @@ class Pool(Section):
     )
     tokenizer: TokenizerSource = Field(
         default="worker",
-        description="A folder with tokenizer.json, such a file itself, or `worker` to get it from a worker.",
+        description="Where the tokenizer is: a model's folder, a file (tokenizer.json, `*.tiktoken` or tekken.json), "
+        "`hub:ORG/NAME` or `hub:ORG/NAME@REVISION` for a model that is in the local Hugging Face cache already, or "
+        "`worker` to get it from a worker.",
     )
     chat_template: FilePath | None = Field(
         default=None,

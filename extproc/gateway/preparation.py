@@ -35,7 +35,10 @@ class Preparation:
         ready: Callable[[Backend], None],
         token_cache: TokenCache | None = None,
     ) -> None:
-        """`cache`: folder for tokenizers that come from workers. `ready` is called once. `token_cache`: all pools'."""
+        """`cache`: folder for tokenizers that workers send or that are converted. `ready` is called once.
+
+        `token_cache`: of all pools.
+        """
         self._section = section
         self._backend = backend
         self._cache = cache
@@ -102,6 +105,7 @@ class Preparation:
             path,
             section.chat_template,
             cache=self._token_cache,
+            converted=self._cache,
             special_tokens_in_content=section.special_tokens_in_content,
         )
 

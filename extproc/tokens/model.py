@@ -15,9 +15,10 @@ from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, RequestError, Text, Tu
 from extproc.token_ids import TokenIds
 from extproc.tokens.cache import TokenCache
 from extproc.tokens.conversation import Conversation, Forms, TemplateError
+from extproc.tokens.conversion import locate
 from extproc.tokens.detokenizer import Detokenizer, DetokenizerTable
 from extproc.tokens.escaping import Escaper, Marked
-from extproc.tokens.source import TokenizerError, locate_tokenizer, read_json_object
+from extproc.tokens.source import TokenizerError, read_json_object
 from extproc.tokens.template import Engine
 from extproc.tokens.template_files import find_special_tokens, find_template
 from extproc.tokens.templates import ChatTemplates, TemplateBusyError
@@ -77,17 +78,21 @@ class ModelTokens:
         template_override: Path | None = None,
         *,
         cache: TokenCache | None = None,
+        converted: Path | None = None,
         special_tokens_in_content: Literal["allow", "escape"] = "allow",
     ) -> ModelTokens:
-        """From a model's folder, or a single tokenizer.json with a chat template file. Raises TokenizerError.
+        """From a model's folder, or its tokenizer's file with a chat template file. Raises TokenizerError.
 
-        `cache`: of all models of this process.
+        `cache`: of all models of this process. `converted`: folder for what is made of tokenizers in other forms than
+        tokenizer.json.
         """
-        folder, named, special_tokens = await asyncio.to_thread(_find_templates, path, template_override)
+        located = await locate(path, converted)
+        folder = located.folder
+        named, special_tokens = await asyncio.to_thread(_find_templates, folder, template_override)
         async with AsyncExitStack() as loaded:
             templates = await ChatTemplates.load(named, special_tokens)
             loaded.push_async_callback(templates.aclose)
-            tokenizer = await Tokenizer.load(path, cache)
+            tokenizer = await Tokenizer.load(located.tokenizer, cache)
             loaded.push_async_callback(tokenizer.aclose)
             model = await asyncio.to_thread(cls, folder, tokenizer, templates)
             await model._look_at_sample(special_tokens_in_content == "escape")
@@ -269,10 +274,9 @@ def _message(turn: Turn, forms: Forms) -> dict[str, Any]:
     return message
 
 
-def _find_templates(path: Path, override: Path | None) -> tuple[Path | None, dict[str, str], dict[str, Any]]:
-    """The folder, None for a single file; its templates by name, and its special tokens."""
-    folder = None if locate_tokenizer(path) == path else path
-    return folder, find_template(folder, override), find_special_tokens(folder)
+def _find_templates(folder: Path | None, override: Path | None) -> tuple[dict[str, str], dict[str, Any]]:
+    """The templates by name, and the special tokens."""
+    return find_template(folder, override), find_special_tokens(folder)
 
 
 def _not_rendered(error: Exception) -> RequestError:

@@ -51,7 +51,8 @@ def locate_tokenizer(path: Path) -> Path:
         if candidate.is_file():
             return candidate
         raise TokenizerError(
-            f"no tokenizer.json in the folder {path}: name a folder that has one, or a tokenizer.json file"
+            f"no tokenizer.json, tiktoken file or tekken.json in the folder {path}: "
+            "name a folder that has one, or the file"
         )
     if path.is_file():
         return path

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.decoders import Decoder
 
-__all__ = ["ByteTable", "TableData", "TextTable", "WholeTable", "build_table", "make_decoder"]
+__all__ = ["BYTE_CHARACTERS", "ByteTable", "TableData", "TextTable", "WholeTable", "build_table", "make_decoder"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ANCHOR = "a"
@@ -111,6 +111,8 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_alphabet()
+BYTE_CHARACTERS = {byte: character for character, byte in _ALPHABET.items()}
+"""How byte-level vocabularies write each byte."""
 
 
 def token_bytes(name: str) -> bytes:
