@@ -38,10 +38,12 @@ from ngh2 import (
 )
 
 from extproc.transport.call import Ngh2Call
+from extproc.transport.clocks import Clocks
 from extproc.transport.inbound import OpenCalls
 from extproc.transport.limits import TransportLimits
 from extproc.transport.outbound import Outbound
 from extproc.transport.service import Service
+from extproc.transport.tls import ALPN
 
 _log = logging.getLogger(__name__)
 
@@ -84,16 +86,17 @@ class Ngh2Connection(asyncio.Protocol):
         self._flush_scheduled = False
         self._write_paused = False
         self._draining = False
-        self._greeted = False  # the client's SETTINGS are here
-        self._heard = False  # something was received since the last tick
-        self._pinged = False  # a ping went out at the last tick
-        self._timer: asyncio.TimerHandle | None = None
+        self._clocks = Clocks(self, limits, self._loop)
 
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         limits = self._limits
         self._transport = cast(asyncio.Transport, transport)
+        encrypted = transport.get_extra_info("ssl_object")
+        if encrypted is not None and encrypted.selected_alpn_protocol() != ALPN:
+            _log.info("connection dropped: its TLS did not agree on %s (ALPN)", ALPN)
+            self.abort()
         self._transport.set_write_buffer_limits(limits.socket_buffer_high_bytes, limits.socket_buffer_low_bytes)
         self._http = Connection(Role.SERVER, self._config)
         self._http.initiate_connection(
@@ -105,14 +108,14 @@ class Ngh2Connection(asyncio.Protocol):
         )
         self._http.set_local_window_size(limits.connection_window_bytes)
         self._outbound = Outbound(self._http, limits)
-        self._restart_timer(limits.handshake_timeout_s, self._tick)
+        self._clocks.start()
         self._opened(self)
         self._flush()
 
     def data_received(self, data: bytes) -> None:
         if self._over:
             return
-        self._heard = True
+        self._clocks.heard = True
         self._handling = True
         try:
             self._http.receive_data(data)
@@ -137,8 +140,7 @@ class Ngh2Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._clocks.cancel()
         self._queued.clear()
         # No StreamClosed comes for what was open. Handlers may end other calls here, but none can be added.
         for stream_id in list(self._calls.by_stream):
@@ -152,6 +154,22 @@ class Ngh2Connection(asyncio.Protocol):
         """How many calls are open."""
         return len(self._calls.by_stream)
 
+    @property
+    def opened_calls(self) -> int:
+        """How many calls there were."""
+        return self._calls.opened
+
+    def ping(self) -> None:
+        """Make the client say something; any answer shows in what is received."""
+        if self._over:
+            return
+        try:
+            self._http.ping()
+        except NGH2Error:
+            self.abort()
+            return
+        self._flush()
+
     def drain(self) -> None:
         """Take no new calls, let the open ones finish, then close.
 
@@ -161,7 +179,7 @@ class Ngh2Connection(asyncio.Protocol):
         if self._over or self._draining:
             return
         self._draining = True
-        if not self._greeted:
+        if not self._clocks.greeted:
             self.abort()
             return
         try:
@@ -227,13 +245,13 @@ class Ngh2Connection(asyncio.Protocol):
                 if cast(PingAcknowledged, event).opaque_data == _DRAIN_PING:
                     self._http.send_goaway(ErrorCode.NO_ERROR)
             elif kind is SettingsReceived:
-                self._greeted = True
+                self._clocks.greeted = True
             elif kind is ConnectionClosed:
                 # After a protocol error, or when the last stream of a drained connection is gone.
                 self._over = True
                 self._transport.write(self._http.data_to_send())
                 self._transport.close()
-                self._restart_timer(self._limits.close_timeout_s, self._transport.abort)
+                self._clocks.cut_after(self._limits.close_timeout_s)
                 return
 
     # Sending.
@@ -299,31 +317,3 @@ class Ngh2Connection(asyncio.Protocol):
             return False
         self._outbound.reset_largest(self._calls.by_stream.values())
         return True
-
-    # Time.
-
-    def _tick(self) -> None:
-        """Drop a connection that never spoke HTTP/2, or whose client is gone without a word."""
-        if not self._greeted:
-            _log.info("connection dropped: no HTTP/2 within %g s", self._limits.handshake_timeout_s)
-            self.abort()
-            return
-        if self._pinged and not self._heard:
-            _log.info("connection dropped: silent for %g s", 2 * self._limits.keepalive_s)
-            self.abort()
-            return
-        self._restart_timer(self._limits.keepalive_s, self._tick)
-        self._pinged = not self._heard
-        self._heard = False
-        if self._pinged:
-            try:
-                self._http.ping()
-            except NGH2Error:
-                self.abort()
-                return
-            self._flush()
-
-    def _restart_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(delay_s, callback)

@@ -22,6 +22,7 @@ from extproc.transport.listening import (
 )
 from extproc.transport.service import CallHandler, MethodHandler, Service
 from extproc.transport.status import Status
+from extproc.transport.tls import Certificates, TlsFiles
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +38,11 @@ Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 class GrpcioServer:
     """Serves a `Service` on one address with grpc.aio."""
 
-    def __init__(self, service: Service, limits: TransportLimits | None = None) -> None:
+    def __init__(self, service: Service, limits: TransportLimits | None = None, tls: TlsFiles | None = None) -> None:
+        """`tls`: for a TCP address; a Unix socket is not encrypted."""
         self._service = service
         self._limits = limits or TransportLimits()
+        self._tls = tls
         self._socket_file: SocketFile | None = None
         self._running: set[asyncio.Task[Any]] = set()
         self._server: grpc.aio.Server | None = None
@@ -66,6 +69,11 @@ class GrpcioServer:
                 ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
                 ("grpc.max_metadata_size", limits.max_header_list_bytes),
                 ("grpc.so_reuseport", 0),  # a port in use is an error
+                ("grpc.keepalive_time_ms", _milliseconds(limits.keepalive_s)),
+                ("grpc.keepalive_timeout_ms", _milliseconds(limits.keepalive_s)),
+                ("grpc.max_connection_idle_ms", _milliseconds(limits.max_idle_s)),
+                ("grpc.max_connection_age_ms", _milliseconds(limits.max_age_s)),
+                ("grpc.max_connection_age_grace_ms", _milliseconds(limits.max_age_grace_s)),
             ]
         )
         server.add_generic_rpc_handlers((_Methods(self._service, limits, self._running),))
@@ -75,7 +83,10 @@ class GrpcioServer:
                 server.add_insecure_port(f"unix:{where.path}")
                 self.address = f"unix:{where.path}"
             else:
-                port = server.add_insecure_port(str(where))
+                if self._tls is None:
+                    port = server.add_insecure_port(str(where))
+                else:
+                    port = server.add_secure_port(str(where), _credentials(self._tls))
                 self.address = str(type(where)(where.host, port))
         except RuntimeError as error:
             raise ListenError(f"{listen}: {error}") from error
@@ -94,6 +105,34 @@ class GrpcioServer:
         if self._socket_file is not None:
             self._socket_file.remove()
             self._socket_file = None  # a successor's file may get the same inode number
+
+
+_FOREVER_MS = 2**31 - 1  # grpcio's own word for it
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(min(1000 * seconds, _FOREVER_MS))
+
+
+def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """As `tls.Certificates` has it, but for grpcio's own TLS, which asks at each handshake."""
+    certificates = Certificates(files)
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        authorities = files.client_ca.read_bytes() if files.client_ca is not None else None
+        return grpc.ssl_server_certificate_configuration(
+            [(files.key.read_bytes(), files.certificate.read_bytes())], authorities
+        )
+
+    current = read()
+
+    def fetch() -> grpc.ServerCertificateConfiguration:
+        nonlocal current
+        if certificates.refresh():
+            current = read()
+        return current
+
+    return grpc.dynamic_ssl_server_credentials(current, fetch, files.client_ca is not None)
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only

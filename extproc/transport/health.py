@@ -6,6 +6,7 @@ field each, so they are read and written here by hand.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import IntEnum
 
 from extproc.transport.adapters import unary
@@ -45,10 +46,14 @@ class Health:
         for watch in self._watchers.get(name, ()):
             watch.tell(status)
 
-    def shut_down(self) -> None:
-        """Everything is NOT_SERVING from now on, whatever is set: the first step of a graceful stop."""
+    def shut_down(self, *, but: Container[str] = ()) -> None:
+        """Everything is NOT_SERVING from now on, whatever is set: the first step of a graceful stop.
+
+        `but`: services that keep their status, since who watches them would end a process that still has work.
+        """
         for name in list(self._statuses):
-            self.set(name, ServingStatus.NOT_SERVING)
+            if name not in but:
+                self.set(name, ServingStatus.NOT_SERVING)
         self._closing = True
 
     def end_watches(self) -> None:

@@ -31,6 +31,7 @@ class OpenCalls:
         self._on_queued = on_queued
         self._held_bytes = 0  # of incomplete messages
         self.by_stream: dict[int, Ngh2Call] = {}
+        self.opened = 0  # calls so far
 
     def on_request(self, stream_id: int, headers: Sequence[tuple[bytes, bytes]], *, end_stream: bool) -> None:
         """A new call. What is no gRPC call is refused as PROTOCOL-HTTP2.md says."""
@@ -45,6 +46,7 @@ class OpenCalls:
         call = Ngh2Call(stream_id, headers, self._limits.max_message_bytes, self._on_queued)
         call.peer_ended = end_stream
         self.by_stream[stream_id] = call
+        self.opened += 1
         if method != b"POST":
             call.refuse(b"405")
             return

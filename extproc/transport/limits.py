@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 KIB = 1024
@@ -63,6 +64,17 @@ class TransportLimits:
     keepalive_s: float = 60.0
     """A connection that was silent for this long is pinged, and dropped if it is silent for as long again."""
 
+    max_idle_s: float = math.inf
+    """A connection without a call for this long, or up to twice as long, is drained. Never by default: an Envoy without
+    traffic would only connect again."""
+
+    max_age_s: float = math.inf
+    """A connection is drained at this age, give or take a tenth, so that clients which connect again spread anew over
+    several processors behind one address. Never by default: Envoy spreads its calls itself."""
+
+    max_age_grace_s: float = math.inf
+    """How long the calls of a connection may go on after `max_age_s`; then they are reset."""
+
     close_timeout_s: float = 1.0
     """At the end of a stop: how long the last bytes may take to leave before the socket is cut."""
 
@@ -71,6 +83,8 @@ class TransportLimits:
             raise ValueError("stream_queue_low_bytes must not exceed stream_queue_high_bytes")
         if self.socket_buffer_low_bytes > self.socket_buffer_high_bytes:
             raise ValueError("socket_buffer_low_bytes must not exceed socket_buffer_high_bytes")
+        if not (self.max_idle_s > 0 and self.max_age_s > 0 and self.max_age_grace_s > 0):
+            raise ValueError("max_idle_s, max_age_s and max_age_grace_s must be over 0; math.inf switches one off")
         if not 0 < self.max_message_bytes < 2**32:
             raise ValueError("max_message_bytes must be between 1 and 2^32 - 1: gRPC sends the length in 32 bits")
         if not 0 < self.stream_window_bytes < 2**31 or not 0 < self.connection_window_bytes < 2**31:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from extproc.transport.connection import Ngh2Connection, configuration
 from extproc.transport.limits import TransportLimits
 from extproc.transport.listening import ListenError, SocketFile, UnixAddress, bind_unix, parse_listen
 from extproc.transport.service import Service
+from extproc.transport.tls import Certificates, TlsFiles
 
 _log = logging.getLogger(__name__)
 
@@ -18,9 +20,11 @@ _BACKLOG = 1024
 class Ngh2Server:
     """Serves a `Service` on one address. Runs on any asyncio loop; uvloop makes few streams three times cheaper."""
 
-    def __init__(self, service: Service, limits: TransportLimits | None = None) -> None:
+    def __init__(self, service: Service, limits: TransportLimits | None = None, tls: TlsFiles | None = None) -> None:
+        """`tls`: for a TCP address; a Unix socket is not encrypted."""
         self._service = service
         self._limits = limits or TransportLimits()
+        self._tls = tls
         self._config = configuration(self._limits)
         self._connections: set[Ngh2Connection] = set()
         self._all_lost = asyncio.Event()
@@ -49,8 +53,18 @@ class Ngh2Server:
             self._listener = await loop.create_unix_server(self._connection, sock=bound, backlog=_BACKLOG)
             self.address = f"unix:{where.path}"
             return
+        limits = self._limits
+        secure: dict[str, Any] = {}
+        if self._tls is not None:
+            secure = {
+                "ssl": Certificates(self._tls).server_context(),
+                "ssl_handshake_timeout": limits.handshake_timeout_s,
+                "ssl_shutdown_timeout": limits.close_timeout_s,
+            }
         try:
-            self._listener = await loop.create_server(self._connection, where.host, where.port, backlog=_BACKLOG)
+            self._listener = await loop.create_server(
+                self._connection, where.host, where.port, backlog=_BACKLOG, **secure
+            )
         except OSError as error:
             raise ListenError(f"{where}: {error.strerror or error}") from error
         port = self._listener.sockets[0].getsockname()[1]

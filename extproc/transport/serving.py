@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from extproc.transport.limits import TransportLimits
 from extproc.transport.service import Service
+from extproc.transport.tls import TlsFiles
 
 TransportName = Literal["ngh2", "grpcio"]
 
@@ -32,18 +33,25 @@ class Server(Protocol):
 
 
 async def serve(
-    service: Service, listen: str, transport: TransportName = "ngh2", limits: TransportLimits | None = None
+    service: Service,
+    listen: str,
+    transport: TransportName = "ngh2",
+    limits: TransportLimits | None = None,
+    tls: TlsFiles | None = None,
 ) -> Server:
-    """Serve on `unix:/path` or `host:port` (port 0 = any free one). Raises ListenError."""
+    """Serve on `unix:/path` or `host:port` (port 0 = any free one), the latter with TLS where told so.
+
+    Raises ListenError.
+    """
     if transport == "ngh2":
         # Not at the top: grpcio serves where ngh2 has no wheel.
         from extproc.transport.server import Ngh2Server
 
-        server = Ngh2Server(service, limits)
+        server = Ngh2Server(service, limits, tls)
         await server.start(listen)
         return server
     from extproc.transport.grpcio_server import GrpcioServer
 
-    reference = GrpcioServer(service, limits)
+    reference = GrpcioServer(service, limits, tls)
     await reference.start(listen)
     return reference
