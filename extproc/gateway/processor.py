@@ -186,7 +186,7 @@ class Processor:
         """Not healthy any more, `settle_s` for Envoy to notice, then no new streams, then the running ones end."""
         self._stopping = True
         self._ready_changed()
-        self._health.shut_down()
+        self._health.shut_down(but=(LIVENESS,))
         if settle_s:
             await asyncio.sleep(settle_s)
         self._health.end_watches()
