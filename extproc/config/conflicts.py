@@ -44,6 +44,7 @@ def find_conflicts(data: object) -> list[Conflict]:
     found += _models(pools)
     found += _workers(pools)
     found += _listeners(data, pools)
+    found += _processor_tls(data)
     return found
 
 
@@ -150,6 +151,28 @@ def _listeners(data: object, pools: list[tuple[Path, Any]]) -> Iterator[Conflict
                         path, f"the worker {worker} is this gateway's own {label}: write the engine's address"
                     )
                     break
+
+
+def _processor_tls(data: object) -> Iterator[Conflict]:
+    from extproc.config.schema import Listen  # the schema imports this module
+
+    listen = _get(data, "listen", {})
+    tls = _get(listen, "processor_tls")
+    if not isinstance(tls, dict):
+        return
+    here: Path = ("listen", "processor_tls")
+    sockets = _get(listen, "processor", Listen.model_fields["processor"].default)
+    if isinstance(sockets, list | tuple):
+        for text in sockets:
+            if isinstance(_parsed(parse_socket, text), UnixPath):
+                yield Conflict(here, f"{text} is a Unix socket, which is not encrypted: leave out processor_tls, or it")
+                break
+    if (_get(tls, "client_certificate") is None) != (_get(tls, "client_key") is None):
+        yield Conflict(here, "client_certificate and client_key belong together: write both or none")
+    elif _get(tls, "client_ca") is not None and _get(tls, "client_certificate") is None:
+        yield Conflict(
+            (*here, "client_ca"), "Envoy would have nothing to show: write client_certificate and client_key too"
+        )
 
 
 def _worker_addresses(pool: object, pool_path: Path) -> Iterator[tuple[Path, HostPort]]:

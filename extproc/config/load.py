@@ -151,6 +151,9 @@ def _missing_files(tree: Node, data: Any, folder: Path) -> Iterator[Problem]:
     tls = listen.get("tls") if isinstance(listen, dict) else None
     if isinstance(tls, dict):
         wanted += [(("listen", "tls", key), tls.get(key)) for key in ("certificate", "key")]
+    own = listen.get("processor_tls") if isinstance(listen, dict) else None
+    if isinstance(own, dict):  # Envoy's side of it may be on another machine
+        wanted += [(("listen", "processor_tls", key), own.get(key)) for key in ("certificate", "key", "client_ca")]
     pools = data.get("pools")
     for index, pool in enumerate(pools if isinstance(pools, list) else ()):
         if isinstance(pool, dict):

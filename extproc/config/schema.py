@@ -190,6 +190,30 @@ class Tls(Section):
     key: FilePath = Field(description="PEM file with the private key. Envoy reads both, the processor neither.")
 
 
+class ProcessorTls(Section):
+    """TLS between Envoy and the processor. Both begin to use certificates that are replaced, without a restart."""
+
+    certificate: FilePath = Field(description="PEM file with the processor's certificate chain.")
+    key: FilePath = Field(description="PEM file with its private key, not encrypted.")
+    ca: FilePath = Field(
+        description="PEM file with the authorities by which Envoy checks the processor's certificate; the certificate "
+        "itself if it is self-signed. It is at this path where Envoy runs."
+    )
+    server_name: Label | None = Field(
+        default=None,
+        description="DNS name that the processor's certificate must have; without it Envoy only checks who signed it.",
+    )
+    client_ca: FilePath | None = Field(
+        default=None,
+        description="PEM file with the authorities of clients' certificates. With it the processor serves only those "
+        "that show one; without it anybody who reaches the port.",
+    )
+    client_certificate: FilePath | None = Field(
+        default=None, description="PEM file, where Envoy runs, with the certificate that it shows."
+    )
+    client_key: FilePath | None = Field(default=None, description="PEM file with its private key.")
+
+
 class Listen(Section):
     """Where things listen."""
 
@@ -207,6 +231,11 @@ class Listen(Section):
         min_length=1,
         description="Where the processor serves Envoy: `unix:/path` or IP address and port. It serves on each of them. "
         "Several processes have one each: `p.sock` stands for `p-0.sock`, `p-1.sock` …, a port for it and the next.",
+    )
+    processor_tls: ProcessorTls | None = Field(
+        default=None,
+        description="TLS for `processor`, whose sockets must all be IP addresses with ports then. Use it where Envoy "
+        "is on another host.",
     )
     metrics: ListenAddress | None = Field(
         default=_written("127.0.0.1:9464"),

@@ -31,7 +31,9 @@ _MIN_RETRIES = 10  # of a pool that run at a time, however few requests there ar
 _KEEPALIVE = core.TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
 
 
-def build_processor(addresses: Sequence[Address], envoy: Envoy) -> cluster.Cluster:
+def build_processor(
+    addresses: Sequence[Address], envoy: Envoy, encryption: core.TransportSocket | None = None
+) -> cluster.Cluster:
     """The processor's sockets. Each request in flight is a stream on one of them.
 
     Health checks are needed for more than balance: without them a dead processor's sockets stay in use.
@@ -58,6 +60,7 @@ def build_processor(addresses: Sequence[Address], envoy: Envoy) -> cluster.Clust
         ],
         typed_extension_protocol_options=_http2(envoy.max_streams),
         load_assignment=_assignment(names.PROCESSOR_CLUSTER, addresses),
+        transport_socket=encryption,
     )
 
 

@@ -3,6 +3,7 @@
     DIRECTORY/bootstrap.yaml      the listener, the processor's cluster, where the rest is; read once
     DIRECTORY/cds.yaml            a cluster for each pool; watched
     DIRECTORY/eds/POOL.yaml       the pool's workers; watched
+    DIRECTORY/sds/NAME.yaml       which certificates are for the processor, where it has TLS; watched, as those are
 
 Envoy notices a file only when it appears by rename in the watched folder, and then it needs half a second. It refuses
 clusters whose endpoint file is missing, so endpoints are written first.
@@ -30,10 +31,12 @@ from extproc.config.schema import Config, Pool
 from extproc.envoyconfig.clusters import build_endpoints, build_pool, build_processor
 from extproc.envoyconfig.listener import build_listener
 from extproc.envoyconfig.typed import address, watched
+from extproc.envoyconfig.upstream_tls import build_secrets, build_upstream_tls
 
 BOOTSTRAP = "bootstrap.yaml"
 CLUSTERS = "cds.yaml"
 ENDPOINTS = "eds"
+SECRETS = "sds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,9 @@ def build(config: Config, processor_addresses: Sequence[Address] | None = None) 
     sockets = config.all_sockets if processor_addresses is None else processor_addresses
     contents = {endpoints_file(pool.name): render_endpoints(pool.name, _addresses(pool)) for pool in config.pools}
     contents[CLUSTERS] = _render(_clusters(config))
+    if config.listen.processor_tls is not None:
+        secrets = build_secrets(config.listen.processor_tls)
+        contents |= {_secret_file(name): _render(_resources([secret])) for name, secret in secrets.items()}
     contents[BOOTSTRAP] = _render(_bootstrap(config, [_reachable(socket) for socket in sockets]))
     return EnvoyFiles(contents)
 
@@ -99,13 +105,18 @@ def _clusters(config: Config) -> discovery.DiscoveryResponse:
 
 def _bootstrap(config: Config, processor_addresses: Sequence[Address]) -> bootstrap.Bootstrap:
     folder = PurePosixPath(config.envoy.directory)
+    encryption = None
+    if config.listen.processor_tls is not None:
+        secret_files = {name: str(folder / _secret_file(name)) for name in build_secrets(config.listen.processor_tls)}
+        encryption = build_upstream_tls(config.listen.processor_tls, secret_files, str(folder / SECRETS))
     ceiling = connections.DownstreamConnectionsConfig(max_active_downstream_connections=config.envoy.max_connections)
     return bootstrap.Bootstrap(
         # Resources from files need a node.
         node=core.Node(id=config.envoy.node_id, cluster=config.envoy.node_cluster),
         admin=bootstrap.Admin(address=address(config.listen.admin), ignore_global_conn_limit=True),
         static_resources=bootstrap.BootstrapStaticResources(
-            listeners=[build_listener(config)], clusters=[build_processor(processor_addresses, config.envoy)]
+            listeners=[build_listener(config)],
+            clusters=[build_processor(processor_addresses, config.envoy, encryption)],
         ),
         dynamic_resources=bootstrap.BootstrapDynamicResources(cds_config=watched(str(folder / CLUSTERS), str(folder))),
         overload_manager=overload.OverloadManager(
@@ -116,6 +127,10 @@ def _bootstrap(config: Config, processor_addresses: Sequence[Address]) -> bootst
             ]
         ),
     )
+
+
+def _secret_file(name: str) -> str:
+    return f"{SECRETS}/{name}.yaml"
 
 
 def _resources(messages: Sequence[Message]) -> discovery.DiscoveryResponse:

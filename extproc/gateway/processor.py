@@ -29,6 +29,7 @@ from extproc.tokens.cache import TokenCache
 from extproc.transport.health import Health, ServingStatus
 from extproc.transport.limits import TransportLimits
 from extproc.transport.serving import Server, TransportName, serve
+from extproc.transport.tls import TlsFiles
 
 _log = logging.getLogger(__name__)
 
@@ -137,8 +138,10 @@ class Processor:
         await asyncio.gather(*(preparation.load_early() for preparation in self._preparations))
         service = {**exchanges.service(), **self._health.service()}
         transport_limits = TransportLimits(max_concurrent_streams=config.envoy.max_streams)
+        encryption = config.listen.processor_tls
+        tls = TlsFiles(encryption.certificate, encryption.key, encryption.client_ca) if encryption else None
         for address in config.sockets_of(self._process):
-            self._servers.append(await serve(service, str(address), self._transport, transport_limits))
+            self._servers.append(await serve(service, str(address), self._transport, transport_limits, tls))
         metrics.registry.register(Gauges(fleet, exchanges, self._servers, self._turns))
         self._turns.start()
         self._start_checks(fleet)

@@ -138,6 +138,10 @@ def test_words_that_older_yaml_took_for_booleans_are_text(tmp_path: Path) -> Non
     assert [model.name for model in config.pools[0].models] == ["yes", "on"]
 
 
+CERTIFICATE = Path(__file__).parents[1] / "envoyconfig" / "data" / "localhost.pem"
+TLS_FILES = f"certificate: '{CERTIFICATE}', key: '{CERTIFICATE}', ca: c.pem"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -152,6 +156,13 @@ def test_words_that_older_yaml_took_for_booleans_are_text(tmp_path: Path) -> Non
         ("listen: {http: 8080}", "listen.http: must be an IP address with port"),
         ("listen: {http: ':8080'}", "write 0.0.0.0:8080 for all interfaces"),
         ("listen: {tls: {certificate: a.pem, key: b.pem}}", "there is no file"),
+        (
+            "listen: {processor: ['[::]:1'], processor_tls: {certificate: a.pem, key: b.pem, ca: c.pem}}",
+            "there is no file",
+        ),
+        (f"listen: {{processor_tls: {{{TLS_FILES}}}}}", "unix:run/processor.sock is a Unix socket"),
+        (f"listen: {{processor: ['[::]:1'], processor_tls: {{{TLS_FILES}, client_key: c}}}}", "write both or none"),
+        (f"listen: {{processor: ['[::]:1'], processor_tls: {{{TLS_FILES}, client_ca: /etc/hosts}}}}", "nothing to show"),
         ("listen: {processor: []}", "listen.processor: needs at least one item"),
         ("listen: {processor: ['unix:" + "x" * 120 + "']}", "bytes long and may have 107"),
         ("listen: {processor: ['unix:']}", "names no socket file"),

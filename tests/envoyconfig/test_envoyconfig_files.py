@@ -42,6 +42,21 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "pools": [POOL, {"name": "second-pool", "models": ["tiny"], "workers": []}],
         "debug": {"clients": ["10.0.0.0/8", "::1/128"]},
     },
+    "encrypted": {
+        "listen": {
+            "processor": ["10.0.0.9:9002"],
+            "processor_tls": {
+                "certificate": DATA / "localhost.pem",
+                "key": DATA / "localhost.key",
+                "ca": DATA / "localhost.pem",
+                "server_name": "processor.llm.svc",
+                "client_ca": DATA / "localhost.pem",
+                "client_certificate": DATA / "localhost.pem",
+                "client_key": DATA / "localhost.key",
+            },
+        },
+        "pools": [POOL],
+    },
     "no retries": {"envoy": {"retries": 0, "retry_budget_percent": 0}, "pools": [POOL]},
     "widest": {
         "envoy": {
