@@ -19,6 +19,7 @@ from extproc.tokens.conversion import locate
 from extproc.tokens.detokenizer import Detokenizer, DetokenizerTable
 from extproc.tokens.escaping import Escaper, Marked
 from extproc.tokens.source import TokenizerError, read_json_object
+from extproc.tokens.tekken import TekkenPrompts
 from extproc.tokens.template import Engine
 from extproc.tokens.template_files import find_special_tokens, find_template
 from extproc.tokens.templates import ChatTemplates, TemplateBusyError
@@ -43,6 +44,7 @@ _RESERVED_KWARGS = frozenset(
 )
 _SAMPLE = ("First question?", "An answer.", "Second question?")
 _RENDER_ERRORS = (TemplateError, InvalidTextError, TemplateBusyError, TokenizerError)
+_TEKKEN_END = "</s>"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 
 
@@ -50,16 +52,17 @@ class Prompt(Struct, frozen=True, gc=False):
     """A rendered and encoded conversation."""
 
     ids: TokenIds
-    text_length: int  # characters of the rendered text
+    text_length: int  # characters of the rendered text; 0 where there is none
 
 
 class ModelTokens:
     """One model's template, tokenizer and detokenizing table. Belongs to one event loop; close it when done."""
 
-    def __init__(self, folder: Path | None, tokenizer: Tokenizer, templates: ChatTemplates) -> None:
+    def __init__(self, folder: Path | None, tokenizer: Tokenizer, prompts: ChatTemplates | TekkenPrompts) -> None:
         """Use `load`."""
         self._tokenizer = tokenizer
-        self._templates = templates
+        self._templates = prompts if isinstance(prompts, ChatTemplates) else None
+        self._tekken = prompts if isinstance(prompts, TekkenPrompts) else None
         self._table = DetokenizerTable(tokenizer.inspection.table)
         config = {} if folder is None else read_json_object(folder / "config.json")
         self.context_tokens = _context_tokens(config)
@@ -68,6 +71,8 @@ class ModelTokens:
         """One more than the highest id that the model knows, the padding of its embedding included."""
         self.eos_ids = _eos_ids(folder, config, tokenizer.inspection.added_ids)
         """Ids that end an answer."""
+        if self._tekken is not None and not self.eos_ids:
+            self.eos_ids = frozenset(at for token, at in tokenizer.inspection.added_ids.items() if token == _TEKKEN_END)
         self._escaper: Escaper | None = None
         self._control_ids: frozenset[int] = frozenset()
 
@@ -88,14 +93,19 @@ class ModelTokens:
         """
         located = await locate(path, converted)
         folder = located.folder
-        named, special_tokens = await asyncio.to_thread(_find_templates, folder, template_override)
         async with AsyncExitStack() as loaded:
-            templates = await ChatTemplates.load(named, special_tokens)
-            loaded.push_async_callback(templates.aclose)
+            prompts: ChatTemplates | TekkenPrompts
+            if located.tekken is not None and template_override is None:
+                prompts = await TekkenPrompts.load(located.tekken)
+            else:
+                named, special_tokens = await asyncio.to_thread(_find_templates, folder, template_override)
+                prompts = await ChatTemplates.load(named, special_tokens)
+            loaded.push_async_callback(prompts.aclose)
             tokenizer = await Tokenizer.load(located.tokenizer, cache)
             loaded.push_async_callback(tokenizer.aclose)
-            model = await asyncio.to_thread(cls, folder, tokenizer, templates)
-            await model._look_at_sample(special_tokens_in_content == "escape")
+            model = await asyncio.to_thread(cls, folder, tokenizer, prompts)
+            if model._tekken is None:
+                await model._look_at_sample(special_tokens_in_content == "escape")
             loaded.pop_all()
         if not model._table.streams:
             _log.warning("the decoder of %s cannot be streamed: text comes at the end of each answer", path)
@@ -108,8 +118,8 @@ class ModelTokens:
 
     @property
     def template_engines(self) -> dict[str, Engine]:
-        """The library that renders each chat template, by the template's name."""
-        return self._templates.engines
+        """The library that renders each chat template, by the template's name; empty with Mistral's encoder."""
+        return {} if self._templates is None else self._templates.engines
 
     @property
     def longest_token_bytes(self) -> int:
@@ -121,6 +131,8 @@ class ModelTokens:
 
         Raises RequestError, at once or when awaited.
         """
+        if self._tekken is not None:
+            return self._prompt_tekken(self._conversation(request, self._tekken.forms, None), self._tekken)
         marked = None if self._escaper is None else self._mark(self._escaper, request)
         try:
             text = self._render(request, marked)
@@ -176,8 +188,17 @@ class ModelTokens:
 
     async def aclose(self) -> None:
         """End the child processes and the threads."""
-        await self._templates.aclose()
+        prompts = self._templates or self._tekken
+        if prompts is not None:
+            await prompts.aclose()
         await self._tokenizer.aclose()
+
+    async def _prompt_tekken(self, conversation: Conversation, tekken: TekkenPrompts) -> Prompt:
+        try:
+            ids = await tekken.encode(conversation)
+        except _RENDER_ERRORS as error:
+            raise _not_rendered(error) from error
+        return Prompt(ids, 0)
 
     async def _prompt_rendered(self, rendering: Awaitable[str], marked: Marked | None) -> Prompt:
         try:
@@ -239,24 +260,26 @@ class ModelTokens:
 
     def _render(self, request: ChatRequest, marked: Marked | None) -> str | Awaitable[str]:
         """Raises RequestError, and at once or when awaited _RENDER_ERRORS."""
+        templates = self._templates
+        assert templates is not None
+        forms = templates.forms(templates.choose(tools=False, documents=False))
+        return templates.render(self._conversation(request, forms, marked))
+
+    def _conversation(self, request: ChatRequest, forms: Forms, marked: Marked | None) -> Conversation:
         kwargs = request.template_kwargs
         for name in kwargs:
             if name in _RESERVED_KWARGS:
                 message = f"{name!r} cannot be set through chat_template_kwargs."
                 raise _refused(message, f"chat_template_kwargs.{name}")
-        templates = self._templates
-        forms = templates.forms(templates.choose(tools=False, documents=False))
         messages = [_message(turn, forms) for turn in request.turns]
         if marked is not None:
             messages = marked.value(messages)
             kwargs = marked.value(kwargs)
-        return templates.render(
-            Conversation(
-                messages=messages,
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-                kwargs=kwargs,
-            )
+        return Conversation(
+            messages=messages,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            kwargs=kwargs,
         )
 
 

@@ -37,6 +37,11 @@ _O200K = (
 _QWEN = _CL100K.replace("{1,3}", "")
 _PATTERN_NAMES = frozenset({"pat_str", "PAT_STR", "pattern"})
 _END = "<|endoftext|>"
+_TEKKEN_SPECIAL = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
+    "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+).split()
+"""Of the first tekken files, which do not list them."""
 _FILL_IN_MIDDLE = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 
 
@@ -163,8 +168,12 @@ def _from_tekken(path: Path) -> dict[str, Any]:
         value = json.loads(text or "")
         config = value["config"]
         count = int(config["default_num_special_tokens"])
-        listed = value.get("special_tokens") or []
-        special = {str(token["token_str"]): int(token["rank"]) for token in listed}
+        listed = value.get("special_tokens")
+        special = (
+            {str(token["token_str"]): int(token["rank"]) for token in listed}
+            if listed
+            else {token: at for at, token in enumerate(_TEKKEN_SPECIAL[:count])}
+        )
         free = (at for at in range(count) if at not in set(special.values()))
         special |= {f"<SPECIAL_{at}>": at for at in free}
         inner = int(config["default_vocab_size"]) - count

@@ -4,8 +4,9 @@ A template is a program of its author: it may be endless, quadratic in the conve
 kernel ends it: the timer of used CPU time kills this process, the limit of its address space fails allocations.
 
 Each message is a length (u32, little-endian) and JSON. The first holds `templates` (name → text), `special_tokens`,
-`max_characters` and `cpu_s`; every further one is `inspect` (a name, or null) with `template`, `engine` and
-`variables` to render. The answer is a status (u8), a length (u32) and UTF-8 text. Ends when standard input does.
+`max_characters` and `cpu_s`, or `tekken`, a file; every further one is `inspect` (a name, or null) with `template`,
+`engine` and `variables` to render. The answer is a status (u8), a length (u32) and UTF-8 text, or the ids that
+Mistral's encoder makes. Ends when standard input does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 
 from extproc.tokens.conversation import TemplateError
+from extproc.tokens.mistral import MistralEncoder
 from extproc.tokens.source import TokenizerError
 from extproc.tokens.template import ChatTemplate, Engine, OutputError
 from extproc.tokens.template_inspection import inspect_template
@@ -43,20 +45,9 @@ class _Templates:
 
     def answer(self, request: dict[str, Any]) -> tuple[int, bytes]:
         """Status and text."""
-        try:
-            if (name := request["inspect"]) is not None:
-                return OK, msgspec.json.encode(inspect_template(self._texts[name], self._special_tokens))
-            return OK, self._render(request).encode()
-        except OutputError as error:
-            return TOO_LARGE, str(error).encode(errors="replace")
-        except MemoryError:
-            return TOO_LARGE, b"the chat template needs too much memory for this conversation"
-        except UnicodeEncodeError:
-            return NOT_UNICODE, b""
-        except TemplateError as error:
-            return REFUSED, str(error).encode(errors="replace")
-        except TokenizerError as error:
-            return NO_TEMPLATE, str(error).encode(errors="replace")
+        if (name := request["inspect"]) is not None:
+            return OK, msgspec.json.encode(inspect_template(self._texts[name], self._special_tokens))
+        return OK, self._render(request).encode()
 
     def _render(self, request: dict[str, Any]) -> str:
         name, variables = request["template"], request["variables"]
@@ -79,6 +70,36 @@ class _Templates:
         return compiled
 
 
+class _Mistral:
+    def __init__(self, tekken: Path) -> None:
+        self._encoder: MistralEncoder | TokenizerError
+        try:
+            self._encoder = MistralEncoder(tekken)
+        except TokenizerError as error:
+            self._encoder = error
+
+    def answer(self, request: dict[str, Any]) -> tuple[int, bytes]:
+        """Status and ids; no ids for an inspection."""
+        if isinstance(self._encoder, TokenizerError):
+            raise self._encoder
+        return OK, b"" if request["inspect"] is not None else self._encoder.encode(request["variables"])
+
+
+def _answer(to: _Templates | _Mistral, request: dict[str, Any]) -> tuple[int, bytes]:
+    try:
+        return to.answer(request)
+    except OutputError as error:
+        return TOO_LARGE, str(error).encode(errors="replace")
+    except MemoryError:
+        return TOO_LARGE, b"the chat template needs too much memory for this conversation"
+    except UnicodeEncodeError:
+        return NOT_UNICODE, b""
+    except TemplateError as error:
+        return REFUSED, str(error).encode(errors="replace")
+    except TokenizerError as error:
+        return NO_TEMPLATE, str(error).encode(errors="replace")
+
+
 def main() -> None:
     """Entry point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
@@ -88,12 +109,13 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     setup = json.loads(_read())
+    tekken = setup.get("tekken")
+    prompts = _Templates(setup) if tekken is None else _Mistral(Path(tekken))
     _limit_memory(max(_MEMORY_AT_LEAST, setup["max_characters"] * _MEMORY_PER_CHARACTER))
-    templates = _Templates(setup)
     while message := _read():
         # Reading the request counts, too: it is the conversation's size that makes it slow.
         signal.setitimer(signal.ITIMER_PROF, setup["cpu_s"])
-        status, text = templates.answer(json.loads(message))
+        status, text = _answer(prompts, json.loads(message))
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(answers, REPLY.pack(status, len(text)) + text)
 

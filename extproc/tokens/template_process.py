@@ -12,12 +12,14 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from extproc.tokens.conversation import TemplateError
+from extproc.tokens.rank_files import TEKKEN
 from extproc.tokens.source import TokenizerError
 from extproc.tokens.template import Engine
 from extproc.tokens.template_child import LENGTH, NO_TEMPLATE, NOT_UNICODE, OK, REPLY
@@ -54,7 +56,14 @@ class _GoneError(Exception):
 class TemplateProcesses:
     """The children of one model's templates, started when they are needed. Belongs to one event loop."""
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, Any], limits: RenderLimits) -> None:
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, Any],
+        limits: RenderLimits,
+        tekken: Path | None = None,
+    ) -> None:
+        """`tekken`: with Mistral's encoder of this file rather than templates."""
         self._limits = limits
         self._setup = _framed(
             {
@@ -62,6 +71,7 @@ class TemplateProcesses:
                 "special_tokens": special_tokens,
                 "max_characters": limits.max_characters,
                 "cpu_s": limits.cpu_s,
+                "tekken": None if tekken is None else str(tekken),
             }
         )
         self._idle: list[asyncio.subprocess.Process] = []
@@ -93,6 +103,14 @@ class TemplateProcesses:
         idle, self._idle = self._idle, []
         for process in idle:
             await _end(process)
+
+    async def start_encoder(self) -> None:
+        """Load Mistral's encoder. Raises TokenizerError where that cannot be."""
+        await self._ask({"inspect": TEKKEN})
+
+    async def encode(self, variables: Mapping[str, Any]) -> bytes:
+        """The ids of Mistral's encoder as uint32, little-endian. Raises as `render` does."""
+        return await self._ask({"inspect": None, "variables": variables})
 
     async def aclose(self) -> None:
         """End the children; what they still render fails."""
