@@ -12,7 +12,7 @@ none included, may follow a message.
 
     state      message            what happens                                          next
     HEAD       request_headers    the application looks at the head                     BODY, DECIDING, FORWARDED, OVER
-    HEAD       any response …     nothing to translate for: passes unchanged            PASSING
+    HEAD       response_headers   nothing to translate for: passes unchanged            PASSING
     BODY       request_body       collected up to the limit                             BODY, DECIDING, FORWARDED, OVER
     BODY       request_trailers   the body is complete                                  DECIDING, FORWARDED, OVER
     DECIDING   (resume)           the application's awaited outcome                     FORWARDED, OVER
@@ -23,6 +23,7 @@ none included, may follow a message.
     PASSING    any                passes unchanged                                      PASSING
     OVER       any                ignored: duplicates, and what was in flight           OVER
 
+A body or trailers whose headers have not come are an error (WrongModeError), since nobody would ever answer them.
 A local reply of Envoy that arrives before the request was forwarded (a client's time-out, another filter) passes too.
 """
 
@@ -69,7 +70,7 @@ class State(IntEnum):  # an int, because its hash is looked up for every message
 
 
 class WrongModeError(Exception):
-    """Envoy is configured with a body mode that this processor cannot serve."""
+    """Envoy is configured with a mode that this processor cannot serve."""
 
 
 class HeldBodies:
@@ -378,6 +379,12 @@ class Exchange:
         self.state = State.OVER
         return [messages.response_headers(_with_status(begin), begin.remove_headers, begin.body)]
 
+    def _lacks_headers(self, message: ProcessingRequest) -> Replies:
+        raise WrongModeError(
+            f"{message.WhichOneof('request') or 'a message of no known kind'} came before any headers; the ext_proc "
+            "filter must have request_header_mode and response_header_mode SEND"
+        )
+
     # ---- what passes unchanged
 
     def _pass_response_headers(self, message: ProcessingRequest) -> Replies:
@@ -435,6 +442,13 @@ _TRANSITIONS: dict[tuple[State, str | None], _Handler] = {
     (State.HEAD, "response_headers"): Exchange._pass_response_headers,
     (State.BODY, "response_headers"): Exchange._pass_response_headers,
     (State.DECIDING, "response_headers"): Exchange._pass_response_headers,
+    (State.HEAD, "request_body"): Exchange._lacks_headers,
+    (State.HEAD, "request_trailers"): Exchange._lacks_headers,
+    (State.HEAD, "response_body"): Exchange._lacks_headers,
+    (State.HEAD, "response_trailers"): Exchange._lacks_headers,
+    (State.HEAD, None): Exchange._lacks_headers,
+    (State.FORWARDED, "response_body"): Exchange._lacks_headers,
+    (State.FORWARDED, "response_trailers"): Exchange._lacks_headers,
     (State.PASSING, "response_body"): Exchange._pass_response_body,
     (State.PASSING, "response_trailers"): Exchange._pass_response_trailers,
 }
