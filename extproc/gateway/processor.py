@@ -86,6 +86,11 @@ class Processor:
         """Requests under way."""
         return self._exchanges.open_calls if self._exchanges is not None else 0
 
+    @property
+    def held_bytes(self) -> int:
+        """Of request bodies that have not come whole yet."""
+        return self._exchanges.held_bytes if self._exchanges is not None else 0
+
     def families(self) -> Iterator[Family]:
         """All metrics as plain data, collected one by one while this is iterated."""
         return families(self._metrics.registry) if self._metrics is not None else iter(())

@@ -78,10 +78,13 @@ class Stack:
         return sum(w.waiting_tokens for w in workers), sum(w.running for w in workers)
 
     async def nothing_left(self, within_s: float = 5.0) -> None:
-        """No engine works, no exchange is open, no load is reserved."""
+        """No engine works, no exchange is open, no load is reserved, no body is held."""
         await eventually(
-            lambda: (self.running(), self.processor.open_exchanges, self.load()) == (0, 0, (0, 0)),
-            "engines, exchanges and reservations at rest",
+            lambda: (
+                (self.running(), self.processor.open_exchanges, self.processor.held_bytes, self.load())
+                == (0, 0, 0, (0, 0))
+            ),
+            "engines, exchanges, bodies and reservations at rest",
             within_s,
         )
 
