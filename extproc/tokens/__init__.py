@@ -8,6 +8,6 @@ renders, `tokenizer` encodes, `detokenizer` decodes.
 The serving process never loads the library `tokenizers`, whose loading and encoding hold the interpreter lock:
 `inspection` runs it in a short-lived child, to compare it with the fast library and to build the detokenizing table,
 and `remote` keeps a child (`child`) for texts that only it encodes rightly. Nor does it run templates that could
-hold it up: `template_process` keeps children (`template_child`) that compare both template engines (`template_inspection`),
+hold it up: `template_process` keeps children (`template_child`) that compare both engines (`template_inspection`),
 render what is long or what only jinja2 renders rightly, and are ended by the kernel when they take too much.
 """
