@@ -26,7 +26,10 @@ from extproc.envoyconfig.typed import address, extension, seconds, watched
 _PROCESSOR_CONNECT_S = 1.0
 _PROCESSOR_CHECK_S = 1.0
 _PROCESSOR_RECHECK_S = 0.25  # of one that is down: a restart takes no longer than it must
-_PROCESSOR_BUFFER_BYTES = 32 << 20
+_PROCESSOR_BUFFER_BYTES = 1 << 20  # what a client may send beyond it while the processor takes nothing
+_PROCESSOR_WINDOW_BYTES = 1 << 20
+_POOL_WINDOW_BYTES = 256 << 10
+_CONNECTION_WINDOW_BYTES = 16 << 20
 _MIN_RETRIES = 10  # of a pool that run at a time, however few requests there are
 _KEEPALIVE = core.TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
 
@@ -58,7 +61,7 @@ def build_processor(
                 grpc_health_check=core.HealthCheckGrpcHealthCheck(service_name=names.EXT_PROC_SERVICE),
             )
         ],
-        typed_extension_protocol_options=_http2(envoy.max_streams),
+        typed_extension_protocol_options=_http2(envoy.max_streams, _PROCESSOR_WINDOW_BYTES),
         load_assignment=_assignment(names.PROCESSOR_CLUSTER, addresses),
         transport_socket=encryption,
     )
@@ -81,7 +84,7 @@ def build_pool(pool: str, endpoints_file: str, endpoints_directory: str, envoy: 
         ),
         # TCP's, as gRPC servers take frequent HTTP/2 pings for an attack.
         upstream_connection_options=cluster.UpstreamConnectionOptions(tcp_keepalive=_KEEPALIVE),
-        typed_extension_protocol_options=_http2(envoy.max_streams),
+        typed_extension_protocol_options=_http2(envoy.max_streams, _POOL_WINDOW_BYTES),
         load_balancing_policy=_named_host(),
     )
 
@@ -132,10 +135,17 @@ def _ceiling(
     )
 
 
-def _http2(max_streams: int) -> dict[str, Any]:
+def _http2(max_streams: int, stream_window_bytes: int) -> dict[str, Any]:
+    """With Envoy's own windows (16 MiB) one client that does not read its answer cost 61 MB of Envoy's memory, with a
+    window of 256 KiB 3.5 MB, at the same speed: what has come from the worker passes the processor before it is held.
+    """
     options = upstreams.HttpProtocolOptions(
         explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
-            http2_protocol_options=core.Http2ProtocolOptions(max_concurrent_streams=max_streams)
+            http2_protocol_options=core.Http2ProtocolOptions(
+                max_concurrent_streams=max_streams,
+                initial_stream_window_size=stream_window_bytes,
+                initial_connection_window_size=_CONNECTION_WINDOW_BYTES,
+            )
         )
     )
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(options)}

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import httpx2
 import pytest
 import yaml
 from free_ports import free_port
+from processor_process import serve
 from stack import START_S, eventually, running_envoy
 
 from extproc.config.schema import Config
@@ -30,20 +28,6 @@ SLOW: dict[str, Any] = {
     "answer_tokens": 1000,
 }
 BODY = {"model": "simulated", "messages": [{"role": "user", "content": "Tell me a story."}]}
-
-
-@contextlib.asynccontextmanager
-async def serve(file: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`extproc serve`, ended when this is left."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "extproc.cli.main", "serve", "--config", str(file), "--settle-s", "0"
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def test_a_killed_processor_breaks_its_streams_and_is_back_when_restarted(
