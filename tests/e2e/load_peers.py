@@ -253,6 +253,8 @@ class LoadClient(_Peer):
             else:
                 stream.body = (stream.body + event.data)[-1000:]
             stream.ended = event.end_stream
+        elif isinstance(event, ngh2.TrailersReceived):
+            stream.ended = True
         elif isinstance(event, ngh2.StreamClosed):
             stream.over.set()
             stream.begun.set()
