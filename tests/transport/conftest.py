@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 
 import grpc.aio
 import pytest
 import uvloop
+from grpc_proxy import running_proxy
 from transport_probe import Connect, Probe, Start
 
 from extproc.transport.limits import TransportLimits
@@ -47,15 +49,30 @@ async def start(transport: TransportName, probe: Probe) -> AsyncIterator[Start]:
         await server.stop(0)
 
 
+@pytest.fixture(scope="session")
+def proxy(envoy_binaries: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an Envoy that passes calls on to their authority."""
+    with running_proxy(envoy_binaries["1.40"], tmp_path_factory.mktemp("proxy")) as address:
+        yield address
+
+
 @pytest.fixture
-async def connect() -> AsyncIterator[Connect]:
+def via() -> str | None:
+    """An address to connect to in place of the server's; a module parametrises it where it tests both ways."""
+    return None
+
+
+@pytest.fixture
+async def connect(via: str | None) -> AsyncIterator[Connect]:
     """A grpcio channel of its own connection, without limits on what it receives."""
     channels: list[grpc.aio.Channel] = []
 
     def _connect(server: Server, *options: tuple[str, int]) -> grpc.aio.Channel:
+        authority = [("grpc.default_authority", server.address)] if via else []
         channel = grpc.aio.insecure_channel(
-            server.address,
+            via or server.address,
             options=[
+                *authority,
                 ("grpc.max_receive_message_length", -1),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.use_local_subchannel_pool", 1),
