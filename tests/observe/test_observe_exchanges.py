@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,7 +19,7 @@ from gateway_in_process import CHAT, build_gateway, chat_body, chunk, complete, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.exchange.exchange import Exchange, HeldBodies
+from extproc.exchange.exchange import Exchange, HeldBodies, WrongModeError
 from extproc.gateway.gateway import Gateway
 from extproc.gateway.pools import Fleet
 from extproc.observe.metrics import Metrics
@@ -91,8 +92,10 @@ class Counted:
 
     def exchange(self, *acts: Act) -> Exchange:
         exchange = Exchange(self.gateway, HeldBodies(1 << 20))
-        for act in acts:
-            act(exchange)
+        # An Envoy in another mode is refused: nothing more comes then.
+        with contextlib.suppress(WrongModeError):
+            for act in acts:
+                act(exchange)
         return exchange
 
     def of(self, *acts: Act) -> dict[tuple[str, str], float]:
