@@ -162,7 +162,10 @@ TLS_FILES = f"certificate: '{CERTIFICATE}', key: '{CERTIFICATE}', ca: c.pem"
         ),
         (f"listen: {{processor_tls: {{{TLS_FILES}}}}}", "unix:run/processor.sock is a Unix socket"),
         (f"listen: {{processor: ['[::]:1'], processor_tls: {{{TLS_FILES}, client_key: c}}}}", "write both or none"),
-        (f"listen: {{processor: ['[::]:1'], processor_tls: {{{TLS_FILES}, client_ca: /etc/hosts}}}}", "nothing to show"),
+        (
+            f"listen: {{processor: ['[::]:1'], processor_tls: {{{TLS_FILES}, client_ca: /etc/hosts}}}}",
+            "nothing to show",
+        ),
         ("listen: {processor: []}", "listen.processor: needs at least one item"),
         ("listen: {processor: ['unix:" + "x" * 120 + "']}", "bytes long and may have 107"),
         ("listen: {processor: ['unix:']}", "names no socket file"),
