@@ -18,7 +18,6 @@ from extproc.gateway.processor import Processor
 from extproc.routing.worker import WorkerState
 from extproc.simulator.fleet import start_engines
 from extproc.simulator.spec import OWN_MODEL, Answers, EngineSpec
-from extproc.transport.serving import TransportName
 
 pytestmark = pytest.mark.envoy
 
@@ -29,8 +28,8 @@ SETTLE_S = 2.0
 SPEC: dict[str, Any] = {"prefill_tokens_per_s": 0.0, "decode_step_s": 0.02, "answers": Answers.NATURAL}
 
 
-async def started(config: Config, process: int, transport: TransportName) -> Processor:
-    processor = Processor(config, transport, process=process)
+async def started(config: Config, process: int) -> Processor:
+    processor = Processor(config, process=process)
     await processor.start()
     await asyncio.wait_for(processor.ready.wait(), START_S)
     fleet = processor.fleet
@@ -39,10 +38,7 @@ async def started(config: Config, process: int, transport: TransportName) -> Pro
     return processor
 
 
-@pytest.mark.parametrize("transport", ["ngh2", "grpcio"])
-async def test_no_request_fails_while_a_processor_drains_and_another_serves(
-    envoy_binary: Path, tmp_path: Path, transport: TransportName
-) -> None:
+async def test_no_request_fails_while_a_processor_drains_and_another_serves(envoy_binary: Path, tmp_path: Path) -> None:
     (engine,) = await start_engines([EngineSpec(**SPEC, answer_tokens=10)])
     config = Config(
         listen={
@@ -56,7 +52,7 @@ async def test_no_request_fails_while_a_processor_drains_and_another_serves(
         pools=[{"name": "main", "models": ["simulated"], "workers": [engine.address], "tokenizer": str(OWN_MODEL)}],
         health={"interval_s": 0.2, "timeout_s": 30.0},
     )
-    first, second = [await started(config, process, transport) for process in range(2)]
+    first, second = [await started(config, process) for process in range(2)]
     try:
         async with running_envoy(envoy_binary, config, tmp_path), httpx2.AsyncClient() as http:
 
@@ -82,7 +78,7 @@ async def test_no_request_fails_while_a_processor_drains_and_another_serves(
             drained = ends["whole"]
             await eventually(lambda: ends["whole"] >= drained + 40, "requests served by the other alone", PATIENCE_S)
             # A successor takes its place on the same socket, and the other may go.
-            first = await started(config, 0, transport)
+            first = await started(config, 0)
             await eventually(both, "both processors healthy again", START_S)
             await second.stop(settle_s=SETTLE_S, grace_s=PATIENCE_S)
             over.set()
