@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from in_process import InProcess, Prompts, request
 
 from extproc.exchange.exchange import State
-from extproc.supervisor.process import settle_collector
+from extproc.supervisor.process import settle_memory
 
 SIZES_KB = (1, 5, 20, 50, 100, 200)
 TURNS = (1, 51, 201)
@@ -68,7 +68,7 @@ async def run(requests: int) -> None:
     """Print the table."""
     gateway = await InProcess.load()
     prompts = Prompts()
-    settle_collector()
+    settle_memory()
     print(f"{'body':>8} {'turns':>6} {'median':>8} {'longest':>8}   awaited")
     for size_kb in SIZES_KB:
         for turns in TURNS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import signal
 from collections.abc import AsyncIterator
@@ -43,7 +44,7 @@ async def serve_alone(config: Config, transport: TransportName, settle_s: float)
 
 async def serve_until_stopped(processor: Processor, signals: StopSignals, settle_s: float, drain_s: float) -> None:
     """Serve with a processor that has started, then stop it in order; at once where the second signal comes."""
-    settle_collector()
+    settle_memory()
     settling = asyncio.create_task(_settle_when_ready(processor))
     try:
         await signals.stop.wait()
@@ -96,11 +97,11 @@ def _in_use(address: HostPort, error: OSError) -> OSError:
 
 async def _settle_when_ready(processor: Processor) -> None:
     await processor.ready.wait()
-    settle_collector()
+    gc.freeze()  # tokenizers that came late; requests that are under way are freed all the same
 
 
-def settle_collector() -> None:
-    """Take what has been loaded out of the garbage collector's sight, and let it look less often.
+def settle_memory() -> None:
+    """Take what has been loaded out of the garbage collector's sight, let it look less often, and free what is unused.
 
     Modules, templates and tables live as long as the process: a full collection, which would only walk over them, takes
     10 ms in place of 150 ms with 2,000 exchanges open. Requests leave no cycles, so it is also rare.
@@ -108,3 +109,6 @@ def settle_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        # What loading has freed goes back to the system now: else some request would stop for 8 ms to do it.
+        ctypes.CDLL(None).malloc_trim(0)
