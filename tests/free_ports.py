@@ -11,7 +11,10 @@ import socket
 _FIRST = 12_000
 _PER_PROCESS = 900
 _process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_numbers = itertools.cycle(range(_FIRST + _process * _PER_PROCESS, _FIRST + (_process + 1) * _PER_PROCESS))
+_begin = _FIRST + _process * _PER_PROCESS
+# Test runs at the same time on one machine begin at different places: two Envoys would share a port without complaint.
+_offset = os.getpid() * 37 % _PER_PROCESS
+_numbers = itertools.cycle([_begin + (_offset + number) % _PER_PROCESS for number in range(_PER_PROCESS)])
 
 
 def free_port() -> int:

@@ -95,7 +95,12 @@ async def behind_envoy(binary: Path, folder: Path, workers: list[str]) -> AsyncI
 async def serving(behind: Behind) -> AsyncIterator[asyncio.subprocess.Process]:
     """A processor that Envoy has found."""
     async with serve(behind.file) as process:
-        await eventually(behind.models, "an answer of the processor through Envoy", START_S)
+
+        async def answers() -> bool:
+            assert process.returncode is None, "the processor ended"
+            return await behind.models()
+
+        await eventually(answers, "an answer of the processor through Envoy", START_S)
         yield process
 
 

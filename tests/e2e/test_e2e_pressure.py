@@ -91,7 +91,11 @@ async def test_clients_that_do_not_read_cost_a_little_memory_and_nobody_else_any
             await all_over(streams)
             assert [stream.received_bytes for stream in streams] == [size] * READERS
             assert all(map(is_whole, streams))
-            assert await behind.metric("extproc_exchanges_in_flight") == 0
+
+            async def at_rest() -> bool:
+                return await behind.metric("extproc_exchanges_in_flight") == 0
+
+            await eventually(at_rest, "no exchange left")
     finally:
         for client in clients:
             client.close()
