@@ -324,8 +324,7 @@ class Exchange:
         output = answer.end(messages.header_dict(message.response_trailers.trailers))
         replies: Replies = []
         if isinstance(output, Begin):
-            if self._may_replace(output):
-                # Held to the end: one message with headers and body, in place of the upstream's body and trailers.
+            if not self._answer_has_body:
                 return self._replace(output)
             replies += self._begin(output)
         else:
@@ -369,12 +368,11 @@ class Exchange:
         self.state = State.OVER
         return messages.response_body(output.body if output is not None else b"", True)
 
-    def _may_replace(self, begin: Begin) -> bool:
-        """A reply to headers may carry a body up to a size; where no body came it has to, for Envoy takes no pieces."""
-        return len(begin.body) <= messages.MAX_PIECE_BYTES or not self._answer_has_body
-
     def _replace(self, begin: Begin) -> Replies:
-        """The whole answer in the reply to its headers."""
+        """The whole answer in the reply to its headers: where no body came, as Envoy takes no pieces of one then.
+
+        Elsewhere it will not do, for Envoy passes the upstream's trailers on after it.
+        """
         assert self.state is State.HELD, "an answer that begins twice"
         self.state = State.OVER
         return [messages.response_headers(_with_status(begin), begin.remove_headers, begin.body)]

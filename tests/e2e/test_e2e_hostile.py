@@ -46,6 +46,7 @@ async def test_a_request_with_trailers_reaches_the_engine_once(start_stack: Star
         payload = json.dumps({**body(content=content), "max_tokens": 2}).encode()
         answer = await post_with_trailers(stack.http_port, CHAT, payload, [(b"x-checksum", b"1")])
         assert answer.status == 200
+        assert not [name for name in answer.headers if b"grpc" in name]  # its own trailers are among them
         usage = json.loads(answer.body)["usage"]
         (request,) = stack.engines[0].requests
         assert len(request.tokenized.input_ids) == usage["prompt_tokens"]

@@ -166,13 +166,15 @@ def test_an_answer_begins_with_its_first_piece_and_ends_before_the_trailers() ->
     assert not application.answer.heads[0].local
 
 
-def test_an_answer_held_to_the_end_is_one_reply_that_replaces_body_and_trailers() -> None:
+def test_an_answer_held_to_the_end_goes_out_whole_and_without_the_upstreams_trailers() -> None:
     exchange, _ = forwarded(FakeAnswer(held=True))
     exchange.receive(fakes.response_headers())
     assert exchange.receive(fakes.response_body(b"ab")) == []
-    (reply,) = parse(exchange.receive(fakes.response_trailers()))
-    assert reply.response_headers.response.status == CommonResponse.CONTINUE_AND_REPLACE
-    assert reply.response_headers.response.body_mutation.body == b"ab"
+    head, piece, trailers = parse(exchange.receive(fakes.response_trailers()))
+    assert head.WhichOneof("response") == "response_headers"
+    assert piece.response_body.response.body_mutation.streamed_response.body == b"ab"
+    assert not piece.response_body.response.body_mutation.streamed_response.end_of_stream
+    assert "grpc-status" in trailers.response_trailers.header_mutation.remove_headers
 
 
 def test_a_large_answer_held_to_the_end_goes_out_in_pieces() -> None:
