@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from extproc.engines.base import Engine
-from extproc.ir import UNSET, ChatRequest, ErrorInfo, ErrorKind, RequestError, Sampling
+from extproc.ir import UNSET, ChatRequest, ErrorInfo, ErrorKind, RequestError, Sampling, Text
 from extproc.routing.pool import Pool, no_worker
 from extproc.tokens.model import ModelTokens
 
@@ -37,7 +37,7 @@ class Backend:
         longest = self.ready_tokens().longest_token_bytes
         if context is None or not longest:
             return
-        characters = sum([len(part.text) for turn in chat.turns for part in turn.parts])
+        characters = sum([len(part.text) for turn in chat.turns for part in turn.parts if type(part) is Text])
         if characters > context * longest:
             raise _too_long(context, f"{characters} characters, which is more than they can be")
 

@@ -12,7 +12,9 @@ __all__ = [
     "ODD_NUMBER",
     "Conversation",
     "Forms",
+    "Message",
     "TemplateError",
+    "arguments_of",
     "cut_at_tag",
     "holds_surrogate",
     "variables",
@@ -101,11 +103,16 @@ def _with_argument_object(call: Any) -> Any:
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return call
+    return {**call, "function": {**function, "arguments": arguments_of(arguments)}}
+
+
+def arguments_of(text: str) -> dict[str, Any] | str:
+    """The object that the JSON text of a call's arguments holds; the text where it holds none."""
     try:
-        value = json.loads(arguments) if arguments.strip() else {}
+        value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": value}} if isinstance(value, dict) else call
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _tag_end(message: Message) -> Message:

@@ -21,7 +21,13 @@ __all__ = ["Escaper", "Marked"]
 
 _MARKS = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # for private use
 _MAX_STARTS = 32
-_UNTOUCHED_KEYS = frozenset(("role", "type"))  # a closed set of words, checked by the dialect
+# Templates compare these; as values of these keys they stay as they are.
+_WORDS_OF_KEYS = {
+    "role": frozenset(("system", "developer", "user", "assistant", "tool")),
+    "type": frozenset(
+        ("text", "function", "object", "string", "number", "integer", "boolean", "array", "null"),
+    ),
+}
 
 
 class Marked:
@@ -34,14 +40,17 @@ class Marked:
         self.mark = mark
 
     def value(self, value: Any, key: str = "") -> Any:
-        """A JSON value with marks in its texts; keys of objects and the texts of `role` and `type` stay as they are."""
+        """A JSON value with marks in its texts. Plain words as keys, and the words that templates know, have none."""
         if isinstance(value, str):
-            return value if key in _UNTOUCHED_KEYS else self._escaper.mark_text(value, self.mark)
+            return value if _is_known(value, key) else self._escaper.mark_text(value, self.mark)
         if isinstance(value, dict):
-            return {name: self.value(inner, name) for name, inner in value.items()}
+            return {self._key(name): self.value(inner, name) for name, inner in value.items()}
         if isinstance(value, list):
             return [self.value(inner) for inner in value]
         return value
+
+    def _key(self, name: str) -> str:
+        return name if name.isidentifier() else self._escaper.mark_text(name, self.mark)
 
     def pieces(self, rendered: str) -> list[str]:
         """The rendered text without marks, cut where a control token is not to be one."""
@@ -155,12 +164,19 @@ class Escaper:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[str]:
+    """All texts that may need marks."""
     if isinstance(value, str):
-        if key not in _UNTOUCHED_KEYS:
+        if not _is_known(value, key):
             yield value
     elif isinstance(value, dict):
         for name, inner in value.items():
+            if not name.isidentifier():
+                yield name
             yield from _texts(inner, name)
     elif isinstance(value, list):
         for inner in value:
             yield from _texts(inner)
+
+
+def _is_known(text: str, key: str) -> bool:
+    return key in _WORDS_OF_KEYS and text in _WORDS_OF_KEYS[key]

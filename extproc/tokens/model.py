@@ -18,6 +18,7 @@ from extproc.tokens.conversation import Conversation, Forms, TemplateError
 from extproc.tokens.conversion import locate
 from extproc.tokens.detokenizer import Detokenizer, DetokenizerTable
 from extproc.tokens.escaping import Escaper, Marked
+from extproc.tokens.messages import messages_of, offered_tools, reasoning_kwargs, tools_of
 from extproc.tokens.source import TokenizerError, read_json_object
 from extproc.tokens.tekken import TekkenPrompts
 from extproc.tokens.template import Engine
@@ -132,10 +133,18 @@ class ModelTokens:
         Raises RequestError, at once or when awaited.
         """
         if self._tekken is not None:
-            return self._prompt_tekken(self._conversation(request, self._tekken.forms, None), self._tekken)
-        marked = None if self._escaper is None else self._mark(self._escaper, request)
+            return self._prompt_tekken(self._conversation(request, self._tekken.forms), self._tekken)
+        templates = self._templates
+        assert templates is not None
+        forms = templates.forms(templates.choose(bool(request.tools), bool(request.documents)))
+        conversation = self._conversation(request, forms)
+        marked = None
+        if self._escaper is not None:
+            marked = self._mark(self._escaper, conversation)
+            if marked is not None:
+                conversation = _marked(conversation, marked)
         try:
-            text = self._render(request, marked)
+            text = templates.render(conversation)
         except _RENDER_ERRORS as error:
             raise _not_rendered(error) from error
         if not isinstance(text, str):
@@ -220,11 +229,11 @@ class ModelTokens:
         except TokenizerError as error:
             raise _failed(error) from error
 
-    def _mark(self, escaper: Escaper, request: ChatRequest) -> Marked | None:
-        values: list[Any] = [part.text for turn in request.turns for part in turn.parts]
-        values += [turn.name for turn in request.turns]
+    def _mark(self, escaper: Escaper, conversation: Conversation) -> Marked | None:
         try:
-            return escaper.for_request([*values, request.template_kwargs])
+            return escaper.for_request(
+                [conversation.messages, conversation.tools, conversation.documents, conversation.kwargs]
+            )
         except ValueError as error:
             raise _refused(str(error)) from error
 
@@ -244,7 +253,10 @@ class ModelTokens:
         roles: tuple[Literal["user", "assistant"], ...] = ("user", "assistant", "user")
         turns = tuple(Turn(role, (Text(text),)) for role, text in zip(roles, _SAMPLE, strict=True))
         try:
-            rendered = self._render(ChatRequest(model="", turns=turns), None)
+            templates = self._templates
+            assert templates is not None
+            sample_chat = self._conversation(ChatRequest(model="", turns=turns), templates.forms("default"))
+            rendered = templates.render(sample_chat)
             sample = rendered if isinstance(rendered, str) else await rendered
         except TemplateError as error:
             _log.warning("prompts are cached only as a whole: the chat template refuses a conversation: %s", error)
@@ -258,43 +270,34 @@ class ModelTokens:
             self._escaper = Escaper(control)
             self._control_ids = frozenset(at for token, at in control.items() if len(token) > 1)
 
-    def _render(self, request: ChatRequest, marked: Marked | None) -> str | Awaitable[str]:
-        """Raises RequestError, and at once or when awaited _RENDER_ERRORS."""
-        templates = self._templates
-        assert templates is not None
-        forms = templates.forms(templates.choose(tools=False, documents=False))
-        return templates.render(self._conversation(request, forms, marked))
-
-    def _conversation(self, request: ChatRequest, forms: Forms, marked: Marked | None) -> Conversation:
+    def _conversation(self, request: ChatRequest, forms: Forms) -> Conversation:
+        """Raises RequestError."""
         kwargs = request.template_kwargs
         for name in kwargs:
             if name in _RESERVED_KWARGS:
                 message = f"{name!r} cannot be set through chat_template_kwargs."
                 raise _refused(message, f"chat_template_kwargs.{name}")
-        messages = [_message(turn, forms) for turn in request.turns]
-        if marked is not None:
-            messages = marked.value(messages)
-            kwargs = marked.value(kwargs)
+        if thinking := reasoning_kwargs(request.reasoning):
+            kwargs = {**thinking, **kwargs}
         return Conversation(
-            messages=messages,
+            messages=messages_of(request.turns, forms),
+            tools=tools_of(offered_tools(request)) if request.tools else None,
+            documents=list(request.documents) or None,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             kwargs=kwargs,
         )
 
 
-def _message(turn: Turn, forms: Forms) -> dict[str, Any]:
-    parts = turn.parts
-    content: str | list[dict[str, str]]
-    if forms.takes_text and (len(parts) == 1 or not forms.takes_parts):
-        # Engines join the parts for such templates with line breaks, too.
-        content = "\n".join([part.text for part in parts])
-    else:
-        content = [{"type": "text", "text": part.text} for part in parts]
-    message: dict[str, Any] = {"role": turn.role, "content": content}
-    if turn.name is not None:
-        message["name"] = turn.name
-    return message
+def _marked(conversation: Conversation, marked: Marked) -> Conversation:
+    return Conversation(
+        messages=marked.value(conversation.messages),
+        tools=marked.value(conversation.tools),
+        documents=marked.value(conversation.documents),
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        kwargs=marked.value(conversation.kwargs),
+    )
 
 
 def _find_templates(folder: Path | None, override: Path | None) -> tuple[dict[str, str], dict[str, Any]]:

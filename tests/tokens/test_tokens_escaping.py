@@ -46,16 +46,23 @@ def test_a_text_that_holds_marks_itself_keeps_them() -> None:
     assert marked.pieces(marked.value(texts[0])) == ["<", "|s|>\ue000\ue001"]
 
 
-def test_values_of_any_form_are_marked_but_not_roles() -> None:
-    value: dict[str, Any] = {"role": "<|s|>", "content": [{"type": "text", "text": "x<|s|>"}], "n": 1, "<|s|>": None}
+def test_values_of_any_form_and_odd_keys_are_marked_but_not_words_that_templates_know() -> None:
+    value: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "x<|s|>"}], "n": 1, "<|s|>": None}
     marked = Escaper(TOKENS).for_request([value])
     assert marked is not None
     assert marked.value(value) == {
-        "role": "<|s|>",
+        "role": "user",
         "content": [{"type": "text", "text": f"x<{marked.mark}|s|>"}],
         "n": 1,
-        "<|s|>": None,
+        f"<{marked.mark}|s|>": None,
     }
+
+
+def test_a_type_in_a_tools_schema_is_marked_like_any_text_of_the_client() -> None:
+    value: dict[str, Any] = {"type": "<|s|>", "properties": {"role": {"type": "string"}}}
+    marked = Escaper(TOKENS).for_request([value])
+    assert marked is not None
+    assert marked.value(value) == {"type": f"<{marked.mark}|s|>", "properties": {"role": {"type": "string"}}}
 
 
 @pytest.mark.parametrize("build", [byte_level, wordpiece])
