@@ -6,12 +6,13 @@
 #   make format                  mend formatting and what lint can mend
 #   make test-engines            the chat tests against real engines; installs gigabytes, takes minutes
 #   make bench                   CPU per request and token, beside SMG; about ten minutes; --rows, --runs in ARGS
+#   make bench-tokens            CPU per request by kind of prompt, beside SMG; about twenty minutes
 #   make bench-transport         benchmarks/bench_transport.py; so with every other benchmark there
 #   make clean                   remove .venv and what tools left behind
 #
 # PYTHON=/path/to/python3 names the interpreter to use.
 
-.PHONY: demo test lint format test-engines bench clean help
+.PHONY: demo test lint format test-engines bench bench-tokens clean help
 .DEFAULT_GOAL := help
 
 VENV := .venv
@@ -47,6 +48,10 @@ SMG := .venvs/smg-$(SMG_VERSION)
 bench: $(BIN)/made-for-tests $(SMG)/made
 	@exec $(BIN)/python -I -S extproc/cli/tether.py exec $$PPID --signal TERM \
 		$(BIN)/python -m benchmarks.gateway --smg $(SMG)/bin/smg $(ARGS)
+
+bench-tokens: $(BIN)/made-for-tests $(SMG)/made
+	@exec $(BIN)/python -I -S extproc/cli/tether.py exec $$PPID --signal TERM \
+		$(BIN)/python -m benchmarks.gateway.tokens --smg $(SMG)/bin/smg $(ARGS)
 
 $(SMG)/made: | $(BIN)/made-for-use
 	@echo "installing SMG $(SMG_VERSION)"

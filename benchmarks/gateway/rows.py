@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from benchmarks.gateway.model import Model
+
 
 class SetUpName(StrEnum):
     """What stands between the client and the engines."""
@@ -15,6 +17,8 @@ class SetUpName(StrEnum):
     ENVOY_SMG = "envoy-smg"
     SMG_L0 = "smg-l0"
     ENVOY_SMG_L0 = "envoy-smg-l0"
+    SMG_CACHES = "smg-caches"
+    ENVOY_SMG_CACHES = "envoy-smg-caches"
 
 
 class Prompt(StrEnum):
@@ -22,10 +26,15 @@ class Prompt(StrEnum):
 
     NEW = "new"
     SAME = "same"
+    CONVERSATION = "conversation"
+    """Each is its predecessor, an answer and a question more; many conversations go on side by side."""
+    SHARED_SYSTEM = "shared-system"
+    """One of a few long system prompts, the same in all runs, and a question that nobody asked before."""
 
 
 THREE = (SetUpName.OURS, SetUpName.SMG, SetUpName.ENVOY_SMG)
 THREE_L0 = (SetUpName.OURS, SetUpName.SMG_L0, SetUpName.ENVOY_SMG_L0)
+FIVE = (*THREE, SetUpName.SMG_CACHES, SetUpName.ENVOY_SMG_CACHES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +45,7 @@ class Row:
     words: int = 0  # of the prompt; 0: as many as `body_bytes` takes
     body_bytes: int = 0
     prompt: Prompt = Prompt.NEW
+    model: Model = Model.PLAIN
     tokens: int  # of the answer
     stream: bool = False
     step_s: float = 0.0  # the engines' time per token of each answer; 0: whole answers at once
@@ -44,6 +54,7 @@ class Row:
     set_ups: tuple[SetUpName, ...] = THREE
     processor_only: bool = False  # Envoy's CPU is not counted
     beside: str = ""  # the row whose runs take turns with this one's; rows of such a group stand together
+    all_requests: bool = False  # those of a run differ in size, so that one which ends early is no measurement
     min_distinct_words: int = 0  # over one run
     bar_smg: float | None = None  # at most this ratio
     bar_envoy_smg: float | None = None

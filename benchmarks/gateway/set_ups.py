@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from benchmarks.gateway import model
+from benchmarks.gateway.model import Model
 from benchmarks.gateway.rows import SetUpName
 from extproc.cli.check import load_config
 from extproc.cli.errors import CommandError
@@ -32,7 +33,12 @@ _SERVE = (sys.executable, "-m", "extproc.cli.main", "serve")
 _ENGINES = 2
 _START_S = 120.0
 _SMG_OF = {SetUpName.ENVOY_SMG: SetUpName.SMG, SetUpName.ENVOY_SMG_L0: SetUpName.SMG_L0}
-_WITH_L0 = (SetUpName.SMG_L0, SetUpName.ENVOY_SMG_L0)
+_L0 = "--tokenizer-cache-enable-l0"
+_CACHES = {
+    SetUpName.SMG_L0: (_L0,),
+    SetUpName.SMG_CACHES: (_L0, "--tokenizer-cache-enable-l1"),
+    SetUpName.ENVOY_SMG_CACHES: (_L0, "--tokenizer-cache-enable-l1"),
+}
 _ANSWER = """\
 A request goes to the worker that already holds most of its prompt, unless that worker is so busy that computing the
 rest elsewhere would be faster. To decide this, the gateway keeps an index of the blocks that every worker has in its
@@ -58,7 +64,7 @@ class SetUp:
 
 
 class SetUps:
-    """What was started so far: a set of gateways for each pace of the engines."""
+    """What was started so far: a set of gateways for each model and each pace of the engines."""
 
     def __init__(self, processes: Processes, folder: Path, smg: Path) -> None:
         """`smg` is the executable. Raises CommandError if something is not installed."""
@@ -68,36 +74,42 @@ class SetUps:
         self._envoy = require_envoy(None).path
         if not smg.exists():
             raise CommandError(f"there is no SMG at {smg}: `make bench` installs it")
-        self._engines: dict[float, list[str]] = {}
-        self._running: dict[tuple[SetUpName, float], SetUp] = {}
+        self._models: dict[Model, Path] = {}
+        self._engines: dict[tuple[Model, float], list[str]] = {}
+        self._running: dict[tuple[SetUpName, Model, float], SetUp] = {}
 
-    async def get(self, name: SetUpName, step_s: float) -> SetUp:
+    async def get(self, name: SetUpName, model: Model, step_s: float) -> SetUp:
         """Start it if it does not run yet, before engines that take so long for a token. Raises CommandError."""
-        found = self._running.get((name, step_s))
+        found = self._running.get((name, model, step_s))
         if found is None:
-            workers = await self._workers(step_s)
-            folder = self._folder / f"{name}-{_pace(step_s)}"
+            workers = await self._workers(model, step_s)
+            folder = self._folder / f"{name}-{model}-{_pace(step_s)}"
             folder.mkdir(parents=True, exist_ok=True)
             if name in (SetUpName.OURS, SetUpName.OURS_GRPCIO):
                 transport = "grpcio" if name is SetUpName.OURS_GRPCIO else "ngh2"
-                found = await self._start_ours(folder, workers, transport)
+                found = await self._start_ours(folder, workers, self._models[model], transport)
             elif name in _SMG_OF:
-                smg = await self.get(_SMG_OF[name], step_s)
+                smg = await self.get(_SMG_OF[name], model, step_s)
                 found = await self._start_envoy_before(folder, smg)
             else:
-                found = await self._start_smg(folder, workers, l0=name in _WITH_L0)
-            self._running[name, step_s] = found
+                found = await self._start_smg(folder, workers, self._models[model], _CACHES.get(name, ()))
+                if name is SetUpName.ENVOY_SMG_CACHES:
+                    # An SMG of its own: its caches must not know a run's prompts from the one alone.
+                    found = await self._start_envoy_before(folder, found)
+            self._running[name, model, step_s] = found
         return found
 
-    async def _workers(self, step_s: float) -> list[str]:
-        addresses = self._engines.get(step_s)
+    async def _workers(self, of: Model, step_s: float) -> list[str]:
+        addresses = self._engines.get((of, step_s))
         if addresses is None:
+            if of not in self._models:
+                self._models[of] = await asyncio.to_thread(model.make, self._folder / f"model-{of}", of)
             found: list[str] = []
             script = self._folder / "answer.txt"
             script.write_text(_ANSWER)
             command = [sys.executable, "-m", "extproc.simulator", "--count", str(_ENGINES), "--model", model.MODEL]
-            command += ["--tokenizer", str(model.make(self._folder / "model")), "--script", str(script)]
-            command += ["--prefill-tokens-per-s", "0", "--decode-step-s", str(step_s)]
+            command += ["--tokenizer", str(self._models[of]), "--script", str(script)]
+            command += ["--prefill-tokens-per-s", "0", "--decode-step-s", str(step_s), "--decode-sequence-s", "0"]
             # No reuse between requests: keeping account of it would cost the engines time, and tell nothing here.
             command += ["--kv-cache-tokens", "0", "--recorded-requests", "0"]
 
@@ -105,11 +117,11 @@ class SetUps:
                 while len(found) < _ENGINES:
                     found.append(json.loads(await child.next_line())["address"])
 
-            await self._processes.start(f"engines {_pace(step_s)}", command, ready=announced, announces=True)
-            self._engines[step_s] = addresses = found
+            await self._processes.start(f"engines {of} {_pace(step_s)}", command, ready=announced, announces=True)
+            self._engines[of, step_s] = addresses = found
         return addresses
 
-    async def _start_ours(self, folder: Path, workers: list[str], transport: str) -> SetUp:
+    async def _start_ours(self, folder: Path, workers: list[str], tokenizer: Path, transport: str) -> SetUp:
         http, admin, metrics = free_ports(HOST, 3)
         settings: dict[str, Any] = {
             "listen": {
@@ -124,8 +136,8 @@ class SetUps:
                     "name": "main",
                     "models": [model.MODEL],
                     "workers": workers,
-                    "tokenizer": str(self._folder / "model"),
-                    "chat_template": str(self._folder / "model" / model.TEMPLATE),
+                    "tokenizer": str(tokenizer),
+                    "chat_template": str(tokenizer / model.TEMPLATE),
                 }
             ],
         }
@@ -143,14 +155,11 @@ class SetUps:
         envoy = await self._start_envoy(f"Envoy {folder.name}", directory / BOOTSTRAP, admin)
         return SetUp(http, envoy.pid, processor.pid)
 
-    async def _start_smg(self, folder: Path, workers: list[str], *, l0: bool) -> SetUp:
+    async def _start_smg(self, folder: Path, workers: list[str], tokenizer: Path, caches: tuple[str, ...]) -> SetUp:
         http, metrics = free_ports(HOST, 2)
-        tokenizer = self._folder / "model"
         command = [str(self._smg), "launch", "--host", HOST, "--port", str(http), "--prometheus-port", str(metrics)]
         command += ["--worker-urls", *(f"grpc://{worker}" for worker in workers), "--model-path", str(tokenizer)]
-        command += ["--chat-template", str(tokenizer / model.TEMPLATE)]
-        if l0:
-            command.append("--tokenizer-cache-enable-l0")
+        command += ["--chat-template", str(tokenizer / model.TEMPLATE), *caches]
         child = await self._processes.start(
             f"SMG {folder.name}", command, ready=lambda _: _smg_ready(http), timeout_s=_START_S
         )
