@@ -1,11 +1,20 @@
-"""What a simulated engine costs and holds unless its specification says otherwise. One place, so that no figure of a
-benchmark depends on a number hidden elsewhere."""
+"""What a simulated engine costs and holds unless its specification says otherwise.
+
+One place, so that no figure of a benchmark depends on a number hidden elsewhere. Nothing that routes may read it: a
+policy that knew these numbers would prove nothing (a test checks what is imported).
+"""
 
 PREFILL_TOKENS_PER_S = 8_000.0
 """Prompt tokens computed per second: the order of an 8B model on one data-centre GPU."""
 
+PREFILL_CHUNK_TOKENS = 2_048
+"""Tokens of one step, those of decoding sequences included (vLLM's max_num_batched_tokens)."""
+
 DECODE_STEP_S = 0.02
-"""Time of one decode step, in which every running sequence gains one token."""
+"""Least time of one step, in which every running sequence gains one token: what reading all weights takes."""
+
+DECODE_SEQUENCE_S = 0.0001
+"""What each decoding sequence adds to a step: reading its part of the KV cache."""
 
 BLOCK_TOKENS = 16
 """Tokens of one KV-cache block: vLLM's default on GPUs (128 on CPUs)."""
@@ -14,7 +23,10 @@ KV_CACHE_TOKENS = 262_144
 """Tokens that the KV cache holds."""
 
 MAX_RUNNING_SEQUENCES = 256
-"""Sequences decoded at once (vLLM's max_num_seqs); further requests wait."""
+"""Sequences in a batch at once (vLLM's max_num_seqs); further requests wait."""
+
+MAX_SPEED_UP = 8.0
+"""Model time runs at most so much faster than wall time: beyond, timers that are a millisecond late are whole steps."""
 
 CONTEXT_TOKENS = 4_096
 """Context where neither the specification nor config.json names one."""

@@ -14,6 +14,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 from extproc.simulator import constants
 from extproc.simulator.answer import Answer, plan
 from extproc.simulator.artifacts import Artifacts
+from extproc.simulator.batching import Pace
 from extproc.simulator.faults import Faults
 from extproc.simulator.generate import Generation
 from extproc.simulator.kv_cache import KvCache
@@ -58,7 +59,17 @@ class Engine:
         self.cache = KvCache(spec.kv_cache_tokens, spec.block_tokens)
         self.on_health: Callable[[bool], None] = lambda healthy: None
         self.on_death: Callable[[], None] = lambda: None
-        self._scheduler = Scheduler(spec.prefill_tokens_per_s, spec.decode_step_s, spec.max_running)
+        self._scheduler = Scheduler(
+            Pace(
+                prefill_tokens_per_s=spec.prefill_tokens_per_s,
+                step_s=spec.decode_step_s,
+                sequence_s=spec.decode_sequence_s,
+                chunk_tokens=spec.chunk_tokens,
+                max_running=spec.max_running,
+                speed=spec.speed,
+            ),
+            spec.speed_up,
+        )
         self._script = _script(spec, artifacts)
         self._chance = random.Random(spec.seed)  # noqa: S311  # no secret
         self._turn = 0
@@ -168,13 +179,13 @@ class Engine:
 
     def load(self) -> Load:
         """What it does now."""
-        scheduler = self._scheduler
+        batch = self._scheduler.batch
         cache = self.cache
         block_tokens = cache.block_tokens
-        waiting = [job.prompt for job in scheduler.waiting]
+        waiting = [job.prompt for job in batch.waiting]
         return Load(
-            running=scheduler.running_sequences,
-            waiting=scheduler.waiting_sequences,
+            running=batch.running_sequences,
+            waiting=batch.waiting_sequences,
             used_tokens=cache.held_blocks * block_tokens,
             capacity_tokens=cache.capacity_blocks * block_tokens,
             waiting_uncached_tokens=sum(len(prompt) - cache.cached_tokens(prompt) for prompt in waiting),

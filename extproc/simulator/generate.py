@@ -49,7 +49,7 @@ class _Sequence:
 
 
 class Generation:
-    """A Generate call that was accepted. Implements `scheduler.Job`."""
+    """A Generate call that was accepted. Implements `batching.Job`."""
 
     def __init__(
         self,
@@ -82,9 +82,12 @@ class Generation:
         self._break_after = faults.break_after if faults.break_kind is not None else -1
         self._messages = 0
         self._answers = answers
+        self._blocks = -(-len(prompt) // cache.block_tokens)
         self._ended = ended
         self._die = die
         self._lease: Lease | None = None  # until the sequences have theirs
+        self._uncomputed: list[int] = []  # tokens of the prompt behind what was cached
+        self._computed_at = 0  # how far into them
         self._sequences: list[_Sequence] = []
 
     @property
@@ -92,21 +95,35 @@ class Generation:
         """Over all its sequences, so far."""
         return sum(sequence.position for sequence in self._sequences)
 
-    # What the scheduler calls.
+    # What the batch calls.
+
+    def fits(self) -> bool:
+        """Every block of the prompt could be held, those included that are shared: on the safe side."""
+        cache = self._cache
+        return not cache.capacity_blocks or cache.held_blocks + self._blocks <= cache.capacity_blocks
 
     def start(self) -> int:
         """Take the blocks that are there; what is left must be computed."""
-        self._lease = self._cache.lease(self.prompt)
-        self.cached_tokens = self._lease.cached_tokens
-        return len(self.prompt) - self.cached_tokens
+        self._lease = lease = self._cache.lease(self.prompt)
+        self.cached_tokens = lease.cached_tokens
+        self._uncomputed, lease.pending = lease.pending, []
+        return len(self.prompt) - lease.cached_tokens
+
+    def computed(self, tokens: int) -> None:
+        """The blocks that these tokens fill are stored."""
+        lease = self._lease
+        assert lease is not None
+        start = self._computed_at
+        self._computed_at = end = start + tokens
+        self._cache.extend(lease, self._uncomputed[start:end])
 
     def prefilled(self) -> None:
-        """The prompt's blocks are stored, and the sequences begin on them."""
+        """The sequences begin on the prompt's blocks."""
         cache = self._cache
         lease = self._lease
         assert lease is not None
         self._lease = None
-        cache.extend(lease)
+        self._uncomputed = []
         for index, answer in enumerate(self._answers):
             self._sequences.append(
                 _Sequence(

@@ -50,7 +50,11 @@ class EngineSpec:
         default=constants.KV_CACHE_TOKENS, metadata={"help": "tokens that the KV cache holds; 0 = nothing is reused"}
     )
     max_running: int = field(
-        default=constants.MAX_RUNNING_SEQUENCES, metadata={"help": "sequences decoded at once; further ones wait"}
+        default=constants.MAX_RUNNING_SEQUENCES, metadata={"help": "sequences in a batch at once; further ones wait"}
+    )
+    chunk_tokens: int = field(
+        default=constants.PREFILL_CHUNK_TOKENS,
+        metadata={"help": "tokens computed in one step: one for each decoding sequence, the rest of prompts"},
     )
     prefill_tokens_per_s: float = field(
         default=constants.PREFILL_TOKENS_PER_S,
@@ -58,7 +62,17 @@ class EngineSpec:
     )
     decode_step_s: float = field(
         default=constants.DECODE_STEP_S,
-        metadata={"help": "seconds per generated token; 0 = the whole answer leaves at once"},
+        metadata={"help": "least seconds of a step, which generates a token of each answer; 0 = whole answers at once"},
+    )
+    decode_sequence_s: float = field(
+        default=constants.DECODE_SEQUENCE_S, metadata={"help": "seconds that each decoding sequence adds to a step"}
+    )
+    speed: float = field(default=1.0, metadata={"help": "of the whole engine: 0.8 takes 1 / 0.8 of the time"})
+    speed_up: float = field(
+        default=1.0,
+        metadata={
+            "help": f"let the engine's time run so much faster than the clock, at most {constants.MAX_SPEED_UP:g}"
+        },
     )
     tokens_per_chunk: int = field(
         default=1, metadata={"help": "tokens of one streamed message after the first, which has one (stream-interval)"}
@@ -77,7 +91,7 @@ class EngineSpec:
     )
 
     def __post_init__(self) -> None:
-        for name in ("block_tokens", "max_running", "tokens_per_chunk", "answer_tokens"):
+        for name in ("block_tokens", "max_running", "chunk_tokens", "tokens_per_chunk", "answer_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in (
@@ -85,11 +99,16 @@ class EngineSpec:
             "kv_cache_tokens",
             "prefill_tokens_per_s",
             "decode_step_s",
+            "decode_sequence_s",
             "start_delay_s",
             "recorded_requests",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not self.speed > 0:
+            raise ValueError(f"speed must be positive, got {self.speed:g}")
+        if not 0 < self.speed_up <= constants.MAX_SPEED_UP:
+            raise ValueError(f"speed_up must be above 0 and at most {constants.MAX_SPEED_UP:g}, got {self.speed_up:g}")
         if self.answers is Answers.SCRIPT and not self.texts:
             raise ValueError("answers=script needs texts")
         if 0 < self.kv_cache_tokens < self.block_tokens:
