@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from extproc.dialects.base import AnswerIdentity
+from extproc.dialects.base import AnswerIdentity, Inbound
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat import OpenAIChat
 from extproc.engines.base import EngineEvent, Tokens
@@ -20,6 +20,7 @@ from extproc.output.answer_text import AnswerText
 ROUNDS = 7
 RNG = random.Random(1)
 WORDS = ["".join(RNG.choices("abcdefghijklmnop", k=RNG.randint(2, 9))) for _ in range(2000)]
+INBOUND = Inbound("POST", "/v1/chat/completions", "", {})
 DIALECT = OpenAIChat(BodyLimits())
 
 
@@ -69,9 +70,9 @@ def main() -> None:
         ("36,000 words, 2 messages", large, 300),
         ("201 messages of 180 words", long, 300),
     ):
-        measure(f"parse {len(data) / 1000:.0f} KB: {name}", lambda data=data: DIALECT.parse(data), count)
+        measure(f"parse {len(data) / 1000:.0f} KB: {name}", lambda data=data: DIALECT.parse(INBOUND, data), count)
 
-    request = DIALECT.parse(small)
+    request = DIALECT.parse(INBOUND, small)
     renderer = DIALECT.stream(request, AnswerIdentity("chatcmpl-" + "0" * 32, 1_700_000_000, "some/model-name"))
     one: list[Event] = [TextDelta(0, " word")]
     eight: list[Event] = [TextDelta(0, " word") for _ in range(8)]

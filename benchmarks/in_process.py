@@ -11,8 +11,6 @@ from pathlib import Path
 from gateway import model, text
 
 from extproc.config.schema import Config
-from extproc.dialects.json_body import BodyLimits
-from extproc.dialects.openai_chat import OpenAIChat
 from extproc.exchange.exchange import Exchange, HeldBodies
 from extproc.exchange.ext_proc_pb2 import (
     BodySendMode,
@@ -55,7 +53,6 @@ class InProcess:
         backend.tokens = tokens
         self.metrics = Metrics([model.MODEL], self.fleet.backends)
         self.gateway = Gateway(
-            chat=OpenAIChat(BodyLimits()),
             table=self.fleet.table,
             backends=self.fleet.backends,
             metrics=self.metrics,

@@ -1,12 +1,42 @@
-"""What every client dialect offers: parse a request, render events and errors. Pure functions of bytes and values."""
+"""What every client dialect offers: parse a request, render events and errors. Pure functions of bytes and values.
+
+A `Dialect` is a value: its rows say which requests are its own, its codecs what it does with them. One that is listed
+in `registry.py` is served.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
-from extproc.ir import ChatRequest, ErrorInfo, Event, Usage
+from extproc.ir import ChatRequest, ErrorInfo, Event, ModelCard, Operation, Usage
+
+
+class Inbound(Struct, frozen=True):
+    """What is known of a request before its body."""
+
+    method: str
+    path: str  # without the query
+    query: str
+    headers: Mapping[str, str]  # names in lower case
+    argument: str = ""  # what the path holds, such as a model's name, as it came: percent-encoded or not
+
+
+class Row(Struct, frozen=True):
+    """Requests of one form.
+
+    `path` is compared byte for byte. A segment `*` stands for any one segment, and a path that ends in a slash is
+    followed by the argument, slashes included, and then by `ending`. Of rows with the same method and path the first
+    counts whose `when` is true of the request.
+    """
+
+    method: str
+    path: str
+    operation: Operation
+    ending: str = ""
+    when: Callable[[Inbound], bool] | None = None
 
 
 class Rendered(Struct, frozen=True):
@@ -57,10 +87,13 @@ class WholeRenderer(Protocol):
         ...
 
 
-class ChatDialect(Protocol):
+class ChatCodec(Protocol):
     """A client API that continues conversations."""
 
-    def parse(self, body: bytes) -> ChatRequest:
+    id_prefix: str  # of answers
+    call_id_prefix: str  # of the tool calls in them
+
+    def parse(self, inbound: Inbound, body: bytes) -> ChatRequest:
         """Raises RequestError."""
         ...
 
@@ -68,4 +101,39 @@ class ChatDialect(Protocol):
 
     def whole(self, request: ChatRequest, identity: AnswerIdentity) -> WholeRenderer: ...
 
-    def error(self, error: ErrorInfo) -> Rendered: ...
+
+class CountCodec(Protocol):
+    """A client API that counts the tokens of a conversation's prompt."""
+
+    def parse(self, inbound: Inbound, body: bytes) -> ChatRequest:
+        """Raises RequestError."""
+        ...
+
+    def render(self, request: ChatRequest, prompt_tokens: int) -> Rendered: ...
+
+
+class ModelsCodec(Protocol):
+    """A client API that lists models."""
+
+    def list(self, inbound: Inbound, cards: Sequence[ModelCard]) -> Rendered:
+        """Raises RequestError."""
+        ...
+
+    def name(self, inbound: Inbound, body: bytes) -> str:
+        """Which model is asked for; `body` is empty but for POST. Raises RequestError."""
+        ...
+
+    def get(self, inbound: Inbound, card: ModelCard) -> Rendered: ...
+
+
+class Dialect(Struct, frozen=True, kw_only=True):
+    """One client API. An operation of its rows needs the codec for it."""
+
+    name: str
+    rows: tuple[Row, ...]
+    error: Callable[[ErrorInfo, Inbound], Rendered]
+    claims: Callable[[Inbound], bool] = lambda inbound: False  # unknown URLs whose clients read this dialect's errors
+    request_id_header: str = "x-request-id"  # in answers
+    chat: ChatCodec | None = None
+    count: CountCodec | None = None
+    models: ModelsCodec | None = None

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from extproc.dialects.base import AnswerIdentity, Rendered
+from extproc.dialects.base import AnswerIdentity, Dialect, Inbound, Row
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat_answer import ChatStream, ChatWhole
 from extproc.dialects.openai_chat_request import parse_chat
-from extproc.dialects.openai_errors import render_error
-from extproc.ir import ChatRequest, ErrorInfo
+from extproc.dialects.openai_errors import error_answer
+from extproc.ir import ChatRequest, Operation
 
 
 class OpenAIChat:
-    """The dialect, within given limits."""
+    """The codec, within given limits."""
+
+    id_prefix = "chatcmpl-"
+    call_id_prefix = "call_"
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
 
-    def parse(self, body: bytes) -> ChatRequest:
+    def parse(self, inbound: Inbound, body: bytes) -> ChatRequest:
         """Raises RequestError."""
         return parse_chat(body, self._limits)
 
@@ -28,6 +31,12 @@ class OpenAIChat:
         """A renderer for one answer that is not streamed. Its `end` raises RequestError for an incomplete answer."""
         return ChatWhole(identity, request.sampling.n, logprobs=request.sampling.top_logprobs is not None)
 
-    def error(self, error: ErrorInfo) -> Rendered:
-        """An error answer."""
-        return render_error(error)
+
+def openai_chat(limits: BodyLimits) -> Dialect:
+    """The dialect."""
+    return Dialect(
+        name="openai_chat",
+        rows=(Row("POST", "/v1/chat/completions", Operation.GENERATE),),
+        error=error_answer,
+        chat=OpenAIChat(limits),
+    )

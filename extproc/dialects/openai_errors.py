@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from extproc.dialects.base import Rendered
+from extproc.dialects.base import Inbound, Rendered
 from extproc.ir import ErrorInfo, ErrorKind
 
 JSON_TYPE = "application/json"
@@ -60,3 +60,8 @@ def render_error(error: ErrorInfo) -> Rendered:
     if error.allow is not None:
         headers.append(("allow", error.allow))
     return Rendered(status=status, headers=tuple(headers), body=error_body(error))
+
+
+def error_answer(error: ErrorInfo, inbound: Inbound) -> Rendered:
+    """The same, whatever the request was: the `error` of OpenAI's dialects."""
+    return render_error(error)

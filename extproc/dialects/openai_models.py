@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 import msgspec
 
-from extproc.dialects.base import Rendered
-from extproc.dialects.openai_errors import JSON_TYPE
-from extproc.ir import ErrorInfo, ErrorKind, ModelCard, RequestError
+from extproc.dialects.base import Dialect, Inbound, Rendered, Row
+from extproc.dialects.openai_errors import JSON_TYPE, error_answer
+from extproc.ir import ModelCard, Operation
 
 
 class OpenAIModels:
-    """The listing of a fixed set of models, rendered once."""
+    """The codec."""
 
-    def __init__(self, cards: Iterable[ModelCard]) -> None:
-        listed = {card.id: _card(card) for card in cards}
-        self._list = _answer({"object": "list", "data": list(listed.values())})
-        self._each = {model: _answer(card) for model, card in listed.items()}
-
-    def list(self) -> Rendered:
+    def list(self, inbound: Inbound, cards: Sequence[ModelCard]) -> Rendered:
         """All models."""
-        return self._list
+        return _answer({"object": "list", "data": [_card(card) for card in cards]})
 
-    def get(self, raw_id: str) -> Rendered:
-        """One model, by the rest of the path as it came: percent-encoded or not, with any number of slashes.
+    def name(self, inbound: Inbound, body: bytes) -> str:
+        """The rest of the path: percent-encoded or not, with any number of slashes."""
+        return unquote(inbound.argument)
 
-        Raises RequestError (MODEL_NOT_FOUND).
-        """
-        model = unquote(raw_id)
-        found = self._each.get(model)
-        if found is None:
-            raise RequestError(
-                ErrorInfo(kind=ErrorKind.MODEL_NOT_FOUND, message=f"The model '{model[:256]}' does not exist.")
-            )
-        return found
+    def get(self, inbound: Inbound, card: ModelCard) -> Rendered:
+        """One model."""
+        return _answer(_card(card))
+
+
+def openai_models() -> Dialect:
+    """The dialect."""
+    return Dialect(
+        name="openai_models",
+        rows=(
+            Row("GET", "/v1/models", Operation.LIST_MODELS),
+            Row("GET", "/v1/models/", Operation.GET_MODEL),
+        ),
+        error=error_answer,
+        models=OpenAIModels(),
+    )
 
 
 def _card(card: ModelCard) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Which operation a method and path ask for, as a table.
+"""Which dialect and operation a method and path ask for, from the rows of all dialects.
 
 Paths are compared byte for byte: no trailing slash is added or removed, nothing is percent-decoded, case counts. An id
 at the end of a path is everything that follows, slashes included, for names of models hold them.
@@ -6,93 +6,98 @@ at the end of a path is everything that follows, slashes included, for names of 
 
 from __future__ import annotations
 
-from enum import Enum
+import re
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from extproc.ir import ErrorInfo, ErrorKind, RequestError
-
-
-class Operation(Enum):
-    """What a client can ask for."""
-
-    CHAT_COMPLETIONS = "chat_completions"
-    TOKENIZE = "tokenize"
-    DETOKENIZE = "detokenize"
-    LIST_MODELS = "list_models"
-    GET_MODEL = "get_model"
-
-
-class Route(Struct, frozen=True):
-    """An operation, and the id from the path as it came."""
-
-    operation: Operation
-    argument: str = ""
-
-
-class Row(Struct, frozen=True):
-    """One line of the table. A path that ends in a slash is followed by an id."""
-
-    method: str
-    path: str
-    operation: Operation
-
-
-ROWS = (
-    Row("POST", "/v1/chat/completions", Operation.CHAT_COMPLETIONS),
-    Row("POST", "/tokenize", Operation.TOKENIZE),
-    Row("POST", "/v1/tokenize", Operation.TOKENIZE),
-    Row("POST", "/detokenize", Operation.DETOKENIZE),
-    Row("POST", "/v1/detokenize", Operation.DETOKENIZE),
-    Row("GET", "/v1/models", Operation.LIST_MODELS),
-    Row("GET", "/v1/models/", Operation.GET_MODEL),
-)
+from extproc.dialects.base import Dialect, Inbound, Row
+from extproc.ir import ErrorInfo, ErrorKind, Operation
 
 _SHOWN_CHARS = 200
 
-
-_Methods: TypeAlias = dict[str, Operation]
-
-
-def _tables() -> tuple[dict[str, _Methods], dict[str, _Methods]]:
-    """Whole paths, and beginnings that an id follows."""
-    whole: dict[str, _Methods] = {}
-    beginnings: dict[str, _Methods] = {}
-    for row in ROWS:
-        table = beginnings if row.path.endswith("/") else whole
-        table.setdefault(row.path, {})[row.method] = row.operation
-    return whole, beginnings
+_Methods: TypeAlias = dict[str, list[tuple[Row, Dialect]]]
 
 
-_WHOLE, _BEGINNINGS = _tables()
+class Route(Struct, frozen=True):
+    """Where a request goes: its dialect, and its operation or the reason why there is none."""
+
+    dialect: Dialect
+    inbound: Inbound
+    operation: Operation | None = None
+    error: ErrorInfo | None = None
 
 
-def find_route(method: str, path: str) -> Route:
-    """The route of a request; `path` is its `:path`, with any query. Raises RequestError.
+class Routes:
+    """The table of all dialects' rows."""
 
-    Anything may come here: an empty path and `host:port` (CONNECT) and `*` (OPTIONS) are unknown URLs.
-    """
-    path = path.partition("?")[0]
-    argument = ""
-    methods = _WHOLE.get(path)
-    if methods is None:
-        for beginning, candidates in _BEGINNINGS.items():
-            if path.startswith(beginning) and len(path) > len(beginning):
-                methods = candidates
-                argument = path[len(beginning) :]
-                break
-        else:
+    def __init__(self, dialects: Sequence[Dialect]) -> None:
+        """The first dialect answers whom no other claims."""
+        self._dialects = dialects
+        self._whole: dict[str, _Methods] = {}
+        patterns: dict[str, _Methods] = {}
+        for dialect in dialects:
+            for row in dialect.rows:
+                if row.path.endswith("/") or "*" in row.path:
+                    methods = patterns.setdefault(_pattern(row), {})
+                else:
+                    methods = self._whole.setdefault(row.path, {})
+                methods.setdefault(row.method, []).append((row, dialect))
+        # Of patterns that match the longest says most.
+        self._patterns = [(re.compile(pattern), patterns[pattern]) for pattern in sorted(patterns, key=_weight)]
+
+    def find(self, method: str, path: str, headers: Mapping[str, str]) -> Route:
+        """The route of a request; `path` is its `:path`, with any query.
+
+        Anything may come here: an empty path and `host:port` (CONNECT) and `*` (OPTIONS) are unknown URLs.
+        """
+        path, _, query = path.partition("?")
+        argument = ""
+        methods = self._whole.get(path)
+        if methods is None:
+            for pattern, candidates in self._patterns:
+                if (matched := pattern.fullmatch(path)) and (methods is None or method in candidates):
+                    methods, argument = candidates, matched[1]
+                    if method in candidates:
+                        break
+        inbound = Inbound(method, path, query, headers, argument)
+        if methods is None:
             shown = f"{method[:_SHOWN_CHARS]} {path[:_SHOWN_CHARS]}"
-            raise RequestError(ErrorInfo(kind=ErrorKind.NOT_FOUND, message=f"Invalid URL ({shown})"))
-    operation = methods.get(method)
-    if operation is None:
+            error = ErrorInfo(kind=ErrorKind.NOT_FOUND, message=f"Invalid URL ({shown})")
+            return Route(self._claimant(inbound), inbound, None, error)
+        rows = methods.get(method, ())
+        for row, dialect in rows:
+            if row.when is None or row.when(inbound):
+                return Route(dialect, inbound, row.operation)
         allow = ", ".join(sorted(methods))
-        raise RequestError(
-            ErrorInfo(
-                kind=ErrorKind.METHOD_NOT_ALLOWED,
-                message=f"Not allowed to {method[:_SHOWN_CHARS]} on this URL (allowed: {allow})",
-                allow=allow,
-            )
+        error = ErrorInfo(
+            kind=ErrorKind.METHOD_NOT_ALLOWED,
+            message=f"Not allowed to {method[:_SHOWN_CHARS]} on this URL (allowed: {allow})",
+            allow=allow,
         )
-    return Route(operation, argument)
+        return Route(self._of_path(methods, inbound), inbound, None, error)
+
+    def _claimant(self, inbound: Inbound) -> Dialect:
+        for dialect in self._dialects:
+            if dialect.claims(inbound):
+                return dialect
+        return self._dialects[0]
+
+    def _of_path(self, methods: _Methods, inbound: Inbound) -> Dialect:
+        """Whose path it is with another method."""
+        rows = [each for found in methods.values() for each in found]
+        for row, dialect in rows:
+            if row.when is None or row.when(inbound):
+                return dialect
+        return self._claimant(inbound)
+
+
+def _pattern(row: Row) -> str:
+    """An expression for the whole path, whose only group is the argument."""
+    fixed = re.escape(row.path).replace(r"\*", "[^/]+")
+    return fixed + ("(.+)" if row.path.endswith("/") else "()") + re.escape(row.ending)
+
+
+def _weight(pattern: str) -> tuple[int, str]:
+    return (-len(pattern), pattern)

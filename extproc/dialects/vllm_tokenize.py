@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from extproc.dialects.base import Rendered
+from extproc.dialects.base import Dialect, Rendered, Row
 from extproc.dialects.json_body import (
     BodyLimits,
     check_strings,
@@ -25,8 +25,8 @@ from extproc.dialects.json_body import (
 )
 from extproc.dialects.openai_chat_fields import RULES
 from extproc.dialects.openai_chat_messages import Losses, Message, judge, turns_of
-from extproc.dialects.openai_errors import JSON_TYPE
-from extproc.ir import ChatRequest, RequestError
+from extproc.dialects.openai_errors import JSON_TYPE, error_answer
+from extproc.ir import ChatRequest, Operation, RequestError
 
 __all__ = [
     "DetokenizeRequest",
@@ -35,6 +35,7 @@ __all__ = [
     "parse_tokenize",
     "render_text",
     "render_tokens",
+    "vllm_tokenize",
 ]
 
 _MAX_ID = 2**63 - 1
@@ -87,6 +88,20 @@ _DETOKENIZE = msgspec.json.Decoder(_Detokenize)
 _TOKENIZE_ALLOWED = descriptions(_Tokenize)
 _DETOKENIZE_ALLOWED = descriptions(_Detokenize)
 _OF_CHAT = ("add_generation_prompt", "continue_final_message")
+
+
+def vllm_tokenize() -> Dialect:
+    """The dialect."""
+    return Dialect(
+        name="vllm_tokenize",
+        rows=(
+            Row("POST", "/tokenize", Operation.TOKENIZE),
+            Row("POST", "/v1/tokenize", Operation.TOKENIZE),
+            Row("POST", "/detokenize", Operation.DETOKENIZE),
+            Row("POST", "/v1/detokenize", Operation.DETOKENIZE),
+        ),
+        error=error_answer,
+    )
 
 
 def parse_tokenize(body: bytes, limits: BodyLimits) -> TokenizeRequest:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from extproc.dialects.base import ChatDialect, StreamRenderer, WholeRenderer
+from extproc.dialects.base import StreamRenderer, WholeRenderer
+from extproc.dialects.routes import Route
 from extproc.engines.base import Decoder, EngineEvent, ProtocolError
 from extproc.exchange.application import AnswerHead, Begin, Piece
 from extproc.gateway import local_reply
@@ -34,7 +35,7 @@ _ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave the re
 class AnswerParts(Struct, frozen=True):
     """What an answer is put together from; made when its request is dispatched."""
 
-    dialect: ChatDialect
+    route: Route  # its dialect renders errors
     account: RequestAccount
     reservation: Reservation
     decoder: Decoder
@@ -55,11 +56,11 @@ class EngineAnswer:
         "_account",
         "_begun",
         "_decoder",
-        "_dialect",
         "_foreign",
         "_headers",
         "_removed",
         "_reservation",
+        "_route",
         "_stream",
         "_text",
         "_waiting",
@@ -67,7 +68,7 @@ class EngineAnswer:
     )
 
     def __init__(self, parts: AnswerParts) -> None:
-        self._dialect = parts.dialect
+        self._route = parts.route
         self._account = parts.account
         self._reservation = parts.reservation
         self._decoder = parts.decoder
@@ -176,7 +177,8 @@ class EngineAnswer:
             # An answer given whole has ended with its beginning.
             self._account.replies(200, error.kind.value)
             return Piece(stream.error(error) if stream is not None else b"", end=True)
-        rendered = self._dialect.error(error)
+        route = self._route
+        rendered = route.dialect.error(error, route.inbound)
         self._begun = True
         self._account.replies(rendered.status, error.kind.value)
         return Begin(rendered.status, (*rendered.headers, *self._headers), self._removed, rendered.body, end=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from extproc.dialects.json_body import BodyLimits
-from extproc.dialects.openai_chat import OpenAIChat
-from extproc.dialects.openai_models import OpenAIModels
+from extproc.dialects.registry import all_dialects
+from extproc.dialects.routes import Routes
 from extproc.exchange.application import Request
 from extproc.gateway.backend import Backend
 from extproc.gateway.request import GatewayRequest
@@ -25,7 +25,6 @@ class Gateway:
     def __init__(
         self,
         *,
-        chat: OpenAIChat,
         table: ModelTable,
         backends: Mapping[str, Backend],
         metrics: Metrics,
@@ -34,7 +33,9 @@ class Gateway:
         body_limits: BodyLimits = BodyLimits(),  # noqa: B008 - immutable
     ) -> None:
         """`backends`: by the name of their pool."""
-        self.chat = chat
+        self.routes = Routes(all_dialects(body_limits))
+        self.no_route = self.routes.find("", "", {})
+        """Of a request before its head."""
         self.metrics = metrics
         self.body_limit_bytes = body_limit_bytes
         self.body_limits = body_limits
@@ -44,11 +45,11 @@ class Gateway:
         self.refresh_models()
 
     def refresh_models(self) -> None:
-        """Render the listing anew: a pool has learned its context length."""
-        self.models = OpenAIModels(
-            msgspec.structs.replace(card, context_tokens=self.backend_for(card.id).context_tokens)
+        """The models as clients see them, by name: a pool has learned its context length."""
+        self.cards = {
+            card.id: msgspec.structs.replace(card, context_tokens=self.backend_for(card.id).context_tokens)
             for card in self._table.cards
-        )
+        }
 
     def request(self) -> Request:
         """A new request."""

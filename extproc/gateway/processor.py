@@ -12,7 +12,6 @@ import grpc.aio
 from extproc.config.resolve import resolve_workers
 from extproc.config.schema import Config
 from extproc.dialects.json_body import BodyLimits
-from extproc.dialects.openai_chat import OpenAIChat
 from extproc.engines.control import WorkerControl, open_channel
 from extproc.exchange.service import ExtProcService
 from extproc.gateway.backend import Backend
@@ -122,7 +121,6 @@ class Processor:
         self._metrics = metrics
         body_limits = BodyLimits(max_depth=limits.json_depth, max_messages=limits.messages)
         gateway = Gateway(
-            chat=OpenAIChat(body_limits),
             table=fleet.table,
             backends=fleet.backends,
             metrics=metrics,

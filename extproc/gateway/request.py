@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from extproc.dialects.base import AnswerIdentity, Rendered
-from extproc.dialects.routes import Operation, find_route
+from extproc.dialects.base import AnswerIdentity, ChatCodec, Rendered
+from extproc.dialects.routes import Route
 from extproc.exchange.application import Forward, Outcome, ReadBody, Reply, RequestHead
+from extproc.gateway.alone import HANDLERS, Handler, models_now
 from extproc.gateway.answer import AnswerParts, EngineAnswer
 from extproc.gateway.backend import Backend
-from extproc.gateway.tokenization import detokenize, tokenize
-from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, RequestError
+from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, Operation, RequestError
 from extproc.observe.metrics import RequestAccount
 from extproc.output.answer_text import AnswerText
 from extproc.tokens.model import Prompt
@@ -52,24 +52,30 @@ _REMOVED = (
 )
 """Request headers that do not reach an engine."""
 
+_OF_MODELS = frozenset((Operation.LIST_MODELS, Operation.GET_MODEL))
+
 _MOST_LOSSES_BYTES = 8192
 
 _RETRY_AFTER_S = 1.0
 
-_OPERATION_NAMES = {operation: operation.value for operation in Operation} | {Operation.CHAT_COMPLETIONS: "chat"}
-"""As metrics call them; `chat` is OpenTelemetry's name."""
+_OPERATION_NAMES = {operation: operation.value for operation in Operation} | {
+    Operation.GENERATE: "chat",
+    Operation.COMPLETE: "text_completion",
+    Operation.EMBED: "embeddings",
+}
+"""As metrics call them; those that differ are OpenTelemetry's names."""
 
 
 class GatewayRequest:
     """The `Request` of an exchange."""
 
-    __slots__ = ("_account", "_explain", "_forwarded", "_gateway", "_operation", "_request_id")
+    __slots__ = ("_account", "_explain", "_forwarded", "_gateway", "_request_id", "_route")
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._account = RequestAccount(gateway.metrics)
         self._forwarded = False
-        self._operation = Operation.CHAT_COMPLETIONS
+        self._route: Route = gateway.no_route
         self._request_id = ""
         self._explain = False
 
@@ -78,14 +84,15 @@ class GatewayRequest:
         gateway = self._gateway
         headers = head.headers
         self._request_id = headers.get("x-request-id", "")
+        route = self._route = gateway.routes.find(head.method, head.path, headers)
+        operation = route.operation
+        if operation is None:
+            assert route.error is not None
+            return self._error(route.error)
+        self._account.operation = _OPERATION_NAMES[operation]
         try:
-            route = find_route(head.method, head.path)
-            self._operation = route.operation
-            self._account.operation = _OPERATION_NAMES[route.operation]
-            if route.operation is Operation.LIST_MODELS:
-                return self._reply(gateway.models.list())
-            if route.operation is Operation.GET_MODEL:
-                return self._reply(gateway.models.get(route.argument))
+            if operation in _OF_MODELS and head.method == "GET":
+                return self._reply(models_now(gateway, route, b""))
             encoding = headers.get("content-encoding", "")
             if encoding.lower() not in ("", "identity"):
                 raise RequestError(
@@ -102,50 +109,53 @@ class GatewayRequest:
 
     def body(self, data: bytes) -> Outcome | Awaitable[Outcome]:
         """Parse, tokenize, choose, encode."""
-        if self._operation is not Operation.CHAT_COMPLETIONS:
-            return self._answer_alone(data)
+        route = self._route
+        codec = route.dialect.chat
+        if codec is None or route.operation is not Operation.GENERATE:
+            assert route.operation is not None
+            return self._answer_alone(HANDLERS[route.operation], data)
         gateway = self._gateway
         try:
-            chat = gateway.chat.parse(data)
+            chat = codec.parse(route.inbound, data)
             self._account.names_model(chat.model)
             backend = gateway.backend_for(chat.model)
             backend.check_size(chat)
             prompt = backend.ready_tokens().prompt(chat)
             if isinstance(prompt, Prompt):
-                return self._dispatch(chat, backend, prompt)
+                return self._dispatch(codec, chat, backend, prompt)
         except RequestError as error:
             return self._error(error.info)
-        return self._dispatch_later(chat, backend, prompt)
+        return self._dispatch_later(codec, chat, backend, prompt)
 
-    async def _dispatch_later(self, chat: ChatRequest, backend: Backend, prompt: Awaitable[Prompt]) -> Outcome:
+    async def _dispatch_later(
+        self, codec: ChatCodec, chat: ChatRequest, backend: Backend, prompt: Awaitable[Prompt]
+    ) -> Outcome:
         try:
-            return self._dispatch(chat, backend, await prompt)
+            return self._dispatch(codec, chat, backend, await prompt)
         except RequestError as error:
             return self._error(error.info)
 
-    async def _answer_alone(self, data: bytes) -> Outcome:
-        answer = tokenize if self._operation is Operation.TOKENIZE else detokenize
+    async def _answer_alone(self, handler: Handler, data: bytes) -> Outcome:
         try:
-            return self._reply(await answer(self._gateway, self._account, data))
+            return self._reply(await handler(self._gateway, self._account, self._route, data))
         except RequestError as error:
             return self._error(error.info)
 
-    def _dispatch(self, chat: ChatRequest, backend: Backend, prompt: Prompt) -> Forward:
+    def _dispatch(self, codec: ChatCodec, chat: ChatRequest, backend: Backend, prompt: Prompt) -> Forward:
         """Everything that may refuse comes before the reservation, so that nothing has to be taken back."""
         ids = prompt.ids
         length = len(ids)
         backend.check_length(length)
-        gateway = self._gateway
         sampling = backend.check_sampling(chat.sampling)
-        identity = AnswerIdentity("chatcmpl-" + os.urandom(16).hex(), int(time.time()), chat.model)
+        identity = AnswerIdentity(codec.id_prefix + os.urandom(16).hex(), int(time.time()), chat.model)
         engine_request = backend.engine.generate(identity.id, ids, sampling, stream=chat.stream)
         decoder = backend.engine.decoder(sampling.n)
         tokens = backend.ready_tokens()
         text = AnswerText(sampling, tokens)
-        dialect = gateway.chat
-        renderer = dialect.stream(chat, identity) if chat.stream else None
-        whole = None if chat.stream else dialect.whole(chat, identity)
-        headers = [("x-request-id", self._request_id)] if self._request_id else []
+        renderer = codec.stream(chat, identity) if chat.stream else None
+        whole = None if chat.stream else codec.whole(chat, identity)
+        route = self._route
+        headers = [(route.dialect.request_id_header, self._request_id)] if self._request_id else []
         pool = backend.pool
         if self._explain:
             reservation, decision = pool.reserve_explained(length)
@@ -160,7 +170,7 @@ class GatewayRequest:
             headers.append(("cache-control", "no-cache"))
         account = self._account
         account.pool = pool.name
-        parts = AnswerParts(dialect, account, reservation, decoder, text, renderer, whole, tuple(headers))
+        parts = AnswerParts(route, account, reservation, decoder, text, renderer, whole, tuple(headers))
         answer = EngineAnswer(parts)
         self._forwarded = True
         destinations = reservation.destinations
@@ -211,14 +221,15 @@ class GatewayRequest:
             self._account.closes()
 
     def _error(self, error: ErrorInfo) -> Reply:
-        rendered = self._gateway.chat.error(error)
+        route = self._route
+        rendered = route.dialect.error(error, route.inbound)
         return self._reply(rendered, error.code or error.kind.value, error.kind.value)
 
     def _reply(self, rendered: Rendered, details: str = "", error_type: str = "") -> Reply:
         self._account.replies(rendered.status, error_type)
         headers = rendered.headers
         if self._request_id:
-            headers = (*headers, ("x-request-id", self._request_id))
+            headers = (*headers, (self._route.dialect.request_id_header, self._request_id))
         return Reply(rendered.status, headers, rendered.body, details)
 
 

@@ -1,4 +1,4 @@
-"""Requests that the processor answers alone: text to token ids, and ids to text."""
+"""Text to token ids, and ids to text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from extproc.dialects.base import Rendered
+from extproc.dialects.routes import Route
 from extproc.dialects.vllm_tokenize import parse_detokenize, parse_tokenize, render_text, render_tokens
 from extproc.gateway.backend import Backend
 from extproc.ir import ErrorInfo, ErrorKind, RequestError
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 _INLINE_TOKENS = 20_000  # more are decoded in a thread, 10 to 60 ns each
 
 
-async def tokenize(gateway: Gateway, account: RequestAccount, body: bytes) -> Rendered:
+async def tokenize(gateway: Gateway, account: RequestAccount, route: Route, body: bytes) -> Rendered:
     """The answer to `/tokenize`. Raises RequestError."""
     request = parse_tokenize(body, gateway.body_limits)
-    backend = _backend(gateway, account, request.model)
+    backend = backend_of(gateway, account, request.model)
     tokens = backend.ready_tokens()
     if request.conversation is not None:
         prompt = tokens.prompt(request.conversation)
@@ -35,10 +36,10 @@ async def tokenize(gateway: Gateway, account: RequestAccount, body: bytes) -> Re
     return render_tokens(values, names, backend.context_tokens)
 
 
-async def detokenize(gateway: Gateway, account: RequestAccount, body: bytes) -> Rendered:
+async def detokenize(gateway: Gateway, account: RequestAccount, route: Route, body: bytes) -> Rendered:
     """The answer to `/detokenize`: special tokens are kept, unknown ids leave nothing. Raises RequestError."""
     request = parse_detokenize(body, gateway.body_limits)
-    tokens = _backend(gateway, account, request.model).ready_tokens()
+    tokens = backend_of(gateway, account, request.model).ready_tokens()
     ids = request.ids
     detokenizer = tokens.detokenizer(skip_special_tokens=False)
     if len(ids) <= _INLINE_TOKENS:
@@ -48,8 +49,8 @@ async def detokenize(gateway: Gateway, account: RequestAccount, body: bytes) -> 
     return render_text(text + detokenizer.finish())
 
 
-def _backend(gateway: Gateway, account: RequestAccount, model: str | None) -> Backend:
-    """Without a model's name, the only pool's."""
+def backend_of(gateway: Gateway, account: RequestAccount, model: str | None) -> Backend:
+    """The pool of a request. Without a model's name, the only one. Raises RequestError."""
     if model is None:
         backend = gateway.only_backend()
         if backend is None:

@@ -13,9 +13,10 @@ from dialects_canned_server import Reader, canned_reader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extproc.dialects.base import AnswerIdentity
+from extproc.dialects.base import AnswerIdentity, Inbound
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat import OpenAIChat
+from extproc.dialects.openai_errors import render_error
 from extproc.dialects.openai_models import OpenAIModels
 from extproc.ir import (
     ChatRequest,
@@ -173,7 +174,7 @@ def test_an_incomplete_whole_answer_is_an_error(ending: list[Event]) -> None:
 @pytest.mark.parametrize("case", ERRORS, ids=lambda case: case["error"]["kind"])
 def test_each_kind_of_error_has_its_status_and_body(case: dict[str, Any]) -> None:
     info = ErrorInfo(**{**case["error"], "kind": ErrorKind(case["error"]["kind"])})
-    rendered = DIALECT.error(info)
+    rendered = render_error(info)
     assert rendered.status == case["status"]
     assert dict(rendered.headers) == {"content-type": "application/json", **case.get("headers", {})}
     assert json.loads(rendered.body) == {
@@ -257,7 +258,7 @@ def test_the_sdk_raises_on_a_stream_that_breaks_off(reader: Reader) -> None:
 
 
 def test_the_sdk_reads_errors(reader: Reader) -> None:
-    rendered = DIALECT.error(ErrorInfo(kind=ErrorKind.CONTEXT_LENGTH, message="too long", param="messages"))
+    rendered = render_error(ErrorInfo(kind=ErrorKind.CONTEXT_LENGTH, message="too long", param="messages"))
     client = reader.will_read(rendered.status, rendered.headers, rendered.body)
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="m", messages=MESSAGES)
@@ -267,8 +268,15 @@ def test_the_sdk_reads_errors(reader: Reader) -> None:
 CARDS = (ModelCard(id="org/name:v1", created_s=5, context_tokens=4096), ModelCard(id="m", created_s=6))
 
 
+MODELS = OpenAIModels()
+
+
+def of_models(argument: str) -> Inbound:
+    return Inbound("GET", f"/v1/models/{argument}", "", {}, argument)
+
+
 def test_the_sdk_lists_models(reader: Reader) -> None:
-    rendered = OpenAIModels(CARDS).list()
+    rendered = MODELS.list(of_models(""), CARDS)
     client = reader.will_read(rendered.status, rendered.headers, rendered.body)
     assert [(m.id, m.created, m.owned_by) for m in client.models.list()] == [
         ("org/name:v1", 5, "llm-extproc"),
@@ -278,16 +286,8 @@ def test_the_sdk_lists_models(reader: Reader) -> None:
 
 @pytest.mark.parametrize("raw_id", ["org/name:v1", "org%2Fname%3Av1"])
 def test_a_model_is_found_by_its_name_encoded_or_not(reader: Reader, raw_id: str) -> None:
-    rendered = OpenAIModels(CARDS).get(raw_id)
+    assert MODELS.name(of_models(raw_id), b"") == "org/name:v1"
+    rendered = MODELS.get(of_models(raw_id), CARDS[0])
     client = reader.will_read(rendered.status, rendered.headers, rendered.body)
     assert client.models.retrieve("org/name:v1").id == "org/name:v1"
     assert json.loads(rendered.body)["max_model_len"] == 4096
-
-
-@pytest.mark.parametrize("raw_id", ["other", "", "org", "%ff%"])
-def test_another_model_is_not_found(raw_id: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        OpenAIModels(CARDS).get(raw_id)
-    rendered = DIALECT.error(caught.value.info)
-    assert rendered.status == 404
-    assert json.loads(rendered.body)["error"]["code"] == "model_not_found"

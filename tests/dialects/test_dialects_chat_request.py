@@ -12,14 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.dialects.base import Inbound
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat import OpenAIChat
+from extproc.dialects.openai_errors import render_error
 from extproc.ir import UNSET, ChatRequest, ErrorInfo, RequestError, Sampling
 
 DATA = Path(__file__).parent / "data"
 MINIMAL = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 REFUSED = json.loads((DATA / "chat_refused.json").read_text())
 ACCEPTED = json.loads((DATA / "chat_accepted.json").read_text())
+INBOUND = Inbound("POST", "/v1/chat/completions", "", {})
 DIALECT = OpenAIChat(BodyLimits(max_depth=8, max_messages=50, max_choices=8, max_option_bytes=10_000))
 INTERNALS = re.compile(r"`|\$|Struct|msgspec|Error\b|\b(?:int|str|float|bool|dict|None|Raw)\b|recursion")
 
@@ -32,7 +35,7 @@ def body_of(case: dict[str, Any]) -> bytes:
 
 def refusal(body: bytes) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        DIALECT.parse(body)
+        DIALECT.parse(INBOUND, body)
     return caught.value
 
 
@@ -42,12 +45,12 @@ def test_a_mistake_is_named_with_its_place_and_what_is_allowed(case: dict[str, A
     assert (info.param, info.code) == (case["param"], case["code"])
     assert case.get("says", "") in info.message
     assert not INTERNALS.search(info.message)
-    assert DIALECT.error(info).status == 400
+    assert render_error(info).status == 400
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case["name"])
 def test_what_is_asked_for_arrives(case: dict[str, Any]) -> None:
-    request = DIALECT.parse(body_of(case))
+    request = DIALECT.parse(INBOUND, body_of(case))
     if "sampling" in case:
         assert request.sampling == msgspec.convert(case["sampling"], SamplingShape, strict=False).sampling()
     for name, value in case.get("request", {}).items():
@@ -86,12 +89,12 @@ class SamplingShape(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def test_a_name_is_kept() -> None:
     body = {**MINIMAL, "messages": [{"role": "user", "name": "Ann", "content": "hello"}]}
-    assert DIALECT.parse(json.dumps(body).encode()).turns[0].name == "Ann"
+    assert DIALECT.parse(INBOUND, json.dumps(body).encode()).turns[0].name == "Ann"
 
 
 def test_the_last_of_repeated_keys_counts() -> None:
     body = json.dumps(MINIMAL)[:-1] + ', "temperature": 1, "temperature": 0.5}'
-    assert DIALECT.parse(body.encode()).sampling.temperature == 0.5
+    assert DIALECT.parse(INBOUND, body.encode()).sampling.temperature == 0.5
 
 
 def test_a_conversation_over_the_limit_is_refused() -> None:
@@ -103,7 +106,7 @@ def test_a_conversation_over_the_limit_is_refused() -> None:
 def test_parts_of_content_count_together() -> None:
     part = {"type": "text", "text": "a"}
     messages = [{"role": "user", "content": [part] * 25}, {"role": "user", "content": [part] * 25}]
-    assert len(DIALECT.parse(json.dumps({**MINIMAL, "messages": messages}).encode()).turns) == 2
+    assert len(DIALECT.parse(INBOUND, json.dumps({**MINIMAL, "messages": messages}).encode()).turns) == 2
     messages.append({"role": "user", "content": [part]})
     info = refusal(json.dumps({**MINIMAL, "messages": messages}).encode()).info
     assert (info.param, info.code) == ("messages[2].content", "array_above_max_length")
@@ -134,7 +137,7 @@ def test_a_body_of_very_many_strings_is_refused_before_anything_is_built_from_it
 def test_text_full_of_quotation_marks_and_braces_is_text(text: str) -> None:
     whole = text * MANY
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": whole}]}).encode()
-    assert DIALECT.parse(body).turns[0].text == whole
+    assert DIALECT.parse(INBOUND, body).turns[0].text == whole
 
 
 def test_template_arguments_of_very_many_values_are_refused_but_not_text_with_braces() -> None:
@@ -143,11 +146,11 @@ def test_template_arguments_of_very_many_values_are_refused_but_not_text_with_br
 
     dialect = OpenAIChat(BodyLimits(max_option_containers=100))
     for text in ("[{" * 200, '"[{\\' * 200, "\\"):
-        assert dialect.parse(asked([text, text])).template_kwargs == {"a": [text, text]}
-    assert len(dialect.parse(asked([[]] * 98)).template_kwargs["a"]) == 98
+        assert dialect.parse(INBOUND, asked([text, text])).template_kwargs == {"a": [text, text]}
+    assert len(dialect.parse(INBOUND, asked([[]] * 98)).template_kwargs["a"]) == 98
     for many in ([[]] * 99, [{}] * 99, ["\\", *[[]] * 99]):
         with pytest.raises(RequestError) as caught:
-            dialect.parse(asked(many))
+            dialect.parse(INBOUND, asked(many))
         assert caught.value.info.param == "chat_template_kwargs"
         assert "100 objects and arrays" in caught.value.info.message
 
@@ -155,14 +158,14 @@ def test_template_arguments_of_very_many_values_are_refused_but_not_text_with_br
 @pytest.mark.parametrize("name", ["annotations", "reasoning"])
 def test_fields_that_are_not_carried_are_not_read(name: str) -> None:
     field = b'"%b": {"huge": %b, "deep": %b1%b}' % (name.encode(), b"9" * 300, b"[" * 200, b"]" * 200)
-    request = DIALECT.parse(b'{"model": "m", "messages": [{"role": "user", "content": "a", ' + field + b"}]}")
+    request = DIALECT.parse(INBOUND, b'{"model": "m", "messages": [{"role": "user", "content": "a", ' + field + b"}]}")
     assert [loss.field for loss in request.losses] == [f"messages[*].{name}"]
 
 
 def test_equal_losses_are_listed_once() -> None:
     part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": 1}
     message = {"role": "assistant", "content": [part, part], "reasoning": "r", "annotations": [1]}
-    request = DIALECT.parse(json.dumps({**MINIMAL, "messages": [message] * 20, "store": True}).encode())
+    request = DIALECT.parse(INBOUND, json.dumps({**MINIMAL, "messages": [message] * 20, "store": True}).encode())
     assert [loss.field for loss in request.losses] == [
         "store",
         "messages[*].annotations",
@@ -255,11 +258,11 @@ NEAR_MESSAGES = st.lists(
 
 def parses_or_refuses(body: bytes) -> None:
     try:
-        parsed: ChatRequest | ErrorInfo = DIALECT.parse(body)
+        parsed: ChatRequest | ErrorInfo = DIALECT.parse(INBOUND, body)
     except RequestError as error:
         parsed = error.info
     if isinstance(parsed, ErrorInfo):
-        assert json.loads(DIALECT.error(parsed).body)["error"]["message"]
+        assert json.loads(render_error(parsed).body)["error"]["message"]
     else:
         assert parsed.turns
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from extproc.config.schema import Config
-from extproc.dialects.json_body import BodyLimits
-from extproc.dialects.openai_chat import OpenAIChat
 from extproc.gateway.gateway import Gateway
 from extproc.gateway.pools import build_fleet
 from extproc.gateway.preparation import Preparation
@@ -34,7 +32,6 @@ async def _gateway(config: Config, cache: TokenCache | None, folder: Path) -> Ga
         await preparation.load_early()
         await preparation.run()
     return Gateway(
-        chat=OpenAIChat(BodyLimits()),
         table=fleet.table,
         backends=fleet.backends,
         metrics=Metrics([card.id for card in fleet.table.cards], fleet.backends),
@@ -44,7 +41,7 @@ async def _gateway(config: Config, cache: TokenCache | None, folder: Path) -> Ga
 
 
 async def _ask(gateway: Gateway, operation: Any, **body: Any) -> Any:
-    answer = await operation(gateway, RequestAccount(gateway.metrics), json.dumps(body).encode())
+    answer = await operation(gateway, RequestAccount(gateway.metrics), gateway.no_route, json.dumps(body).encode())
     return json.loads(answer.body)
 
 

@@ -9,7 +9,6 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from extproc.config.schema import Config
 from extproc.dialects.json_body import BodyLimits
-from extproc.dialects.openai_chat import OpenAIChat
 from extproc.gateway.gateway import Gateway
 from extproc.gateway.pools import Fleet, build_fleet
 from extproc.observe.metrics import Metrics
@@ -36,7 +35,7 @@ def build_gateway(tokens: ModelTokens) -> tuple[Gateway, Metrics, Fleet]:
     fleet.backends["main"].tokens = tokens
     metrics = Metrics(["m"], fleet.backends)
     gateway = Gateway(
-        chat=OpenAIChat(BodyLimits(max_depth=64, max_messages=100)),
+        body_limits=BodyLimits(max_depth=64, max_messages=100),
         table=fleet.table,
         backends=fleet.backends,
         metrics=metrics,
