@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import re
 import signal
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from extproc.simulator.artifacts import ArtifactError
+from extproc.simulator.commands import serve_commands
 from extproc.simulator.faults import Break, Faults
 from extproc.simulator.fleet import RunningEngine, start_engines
 from extproc.simulator.spec import Answers, EngineSpec
+from extproc.simulator.speeds import spread_speeds
 from extproc.transport.listening import ListenError, TcpAddress, parse_listen
 
 _TEXT_SEPARATOR = "---"
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT. Returns the exit code; SystemExit where argparse finds a mistake."""
     options = _parser().parse_args(arguments)
     try:
-        _run(specs_from(options), options.grace_s)
+        _run(specs_from(options), options.grace_s, options.control)
     except OptionError as error:
         print(f"extproc simulate: {error}", file=sys.stderr)
         return 2
@@ -74,9 +77,13 @@ def specs_from(options: argparse.Namespace) -> list[EngineSpec]:
         raise OptionError(f"--tokenizer {options.tokenizer}: not a folder with a tokenizer.json")
     if not options.grace_s >= 0:
         raise OptionError(f"--grace-s must not be negative, got {options.grace_s:g}")
+    if not 0 <= options.speed_spread < 1:
+        raise OptionError(f"--speed-spread must be at least 0 and below 1, got {options.speed_spread:g}")
     faults = {field.name: getattr(options, f"fault_{field.name}") for field in fields(Faults)}
     values["faults"] = _made(Faults, faults, "--fault-")
-    return _numbered(_made(EngineSpec, values, "--"), options.count)
+    specs = _numbered(_made(EngineSpec, values, "--"), options.count)
+    speeds = spread_speeds(len(specs), options.speed_spread, options.speed_seed)
+    return [replace(spec, speed=spec.speed * speed) for spec, speed in zip(specs, speeds, strict=True)]
 
 
 def _numbered(spec: EngineSpec, count: int) -> list[EngineSpec]:
@@ -160,6 +167,22 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NUMBER",
         help="seconds that running requests have at the end (default: 1)",
     )
+    engines.add_argument(
+        "--speed-spread",
+        type=float,
+        default=0.0,
+        metavar="NUMBER",
+        help="engines are up to this share slower and faster than the others, in even steps (default: 0)",
+    )
+    engines.add_argument(
+        "--speed-seed", type=int, default=0, metavar="N", help="decides which engine has which speed (default: 0)"
+    )
+    engines.add_argument(
+        "--control",
+        type=Path,
+        metavar="SOCKET",
+        help="Unix socket to make for orders to running engines (totals, kill, restart, faults), a JSON object a line",
+    )
     for field in fields(EngineSpec):
         if field.name not in _NO_OPTION:
             _add_option(engines, field, field.name)
@@ -228,25 +251,36 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _run(specs: list[EngineSpec], grace_s: float) -> None:
+def _run(specs: list[EngineSpec], grace_s: float, control: Path | None) -> None:
+    # Millions of cache blocks hold no cycles, and looking through all of them would stop every engine for a second:
+    # only the young generations are collected, where ended requests are found.
+    gc.set_threshold(20_000, 3, 1_000_000)
     try:
         import uvloop
     except ImportError:  # no wheel for this platform
-        asyncio.run(_serve(specs, grace_s))
+        asyncio.run(_serve(specs, grace_s, control))
     else:
-        uvloop.run(_serve(specs, grace_s))
+        uvloop.run(_serve(specs, grace_s, control))
 
 
-async def _serve(specs: list[EngineSpec], grace_s: float) -> None:
+async def _serve(specs: list[EngineSpec], grace_s: float, control: Path | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     engines = await start_engines(specs)
     try:
+        commands = None
+        if control is not None:
+            try:
+                commands = await serve_commands(control, engines)
+            except OSError as error:
+                raise ListenError(f"--control {control}: {error.strerror or error}") from error
         for engine in engines:
             print(_ready_line(engine), flush=True)
         await stop.wait()
+        if commands is not None:
+            commands.close()
     finally:
         await asyncio.gather(*(engine.stop(grace_s) for engine in engines))
 

@@ -48,3 +48,6 @@ RATE_WINDOW_S = 1.0
 
 ABRUPT_END_DELAY_S = 0.02
 """Between the last message and a simulated reset or death, so that the client has read the message."""
+
+RESTART_S = 0.2
+"""From a simulated death to the engine that follows it, where a restart was asked for."""

@@ -47,6 +47,21 @@ class Load:
         return self.used_tokens / self.capacity_tokens if self.capacity_tokens else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What an engine did since its start, for benchmarks."""
+
+    requests: int  # that ended, however
+    prompt_tokens: int  # of them
+    cached_tokens: int
+    computed_tokens: int  # prompt tokens, also of requests that still run
+    generated_tokens: int
+    busy_s: float  # model time of all steps
+    steps: int
+    late_ms: float  # how late steps ended, mean and most: wall time
+    latest_ms: float
+
+
 class Engine:
     """Runs on the event loop that is running. All methods are for its thread."""
 
@@ -59,6 +74,7 @@ class Engine:
         self.cache = KvCache(spec.kv_cache_tokens, spec.block_tokens)
         self.on_health: Callable[[bool], None] = lambda healthy: None
         self.on_death: Callable[[], None] = lambda: None
+        self.on_restart: Callable[[], None] = lambda: None
         self._scheduler = Scheduler(
             Pace(
                 prefill_tokens_per_s=spec.prefill_tokens_per_s,
@@ -78,9 +94,10 @@ class Engine:
         self._idle.set()
         self._faults = spec.faults
         self._faulty_calls_left = spec.faults.times
+        self._requests = 0  # that ended, as in the next three
         self._prompt_tokens = 0
         self._cached_tokens = 0
-        self._generated_tokens = 0  # of requests that ended
+        self._generated_tokens = 0
         self._rate_since = (time.monotonic(), 0)
         self._rate = 0.0
         self._starting: asyncio.TimerHandle | None = None
@@ -146,6 +163,7 @@ class Engine:
             faults=faults,
             ended=self._ended,
             die=self._die,
+            restart=self._restart,
         )
         self._live[generation] = None
         self._idle.clear()
@@ -193,6 +211,21 @@ class Engine:
             cache_hit_rate=self._cached_tokens / self._prompt_tokens if self._prompt_tokens else 0.0,
         )
 
+    def totals(self) -> Totals:
+        """What it did so far."""
+        scheduler = self._scheduler
+        return Totals(
+            requests=self._requests,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            computed_tokens=scheduler.batch.computed_tokens,
+            generated_tokens=self._generated_tokens,
+            busy_s=scheduler.batch.busy_s,
+            steps=scheduler.steps,
+            late_ms=scheduler.late_s / scheduler.steps * 1e3 if scheduler.steps else 0.0,
+            latest_ms=scheduler.latest_s * 1e3,
+        )
+
     def _answer(self, prompt: list[int], sampling: Sampling, index: int, faults: Faults) -> Answer:
         if sampling.seed is not None:
             turn = seed = sampling.seed + index
@@ -211,6 +244,7 @@ class Engine:
     def _ended(self, generation: Generation) -> None:
         self._live.pop(generation, None)
         self._scheduler.remove(generation)
+        self._requests += 1
         self._prompt_tokens += len(generation.prompt)
         self._cached_tokens += generation.cached_tokens
         self._generated_tokens += generation.generated_tokens
@@ -220,6 +254,10 @@ class Engine:
     def _die(self) -> None:
         self.close()
         self.on_death()
+
+    def _restart(self) -> None:
+        self.close()
+        self.on_restart()
 
     def _tokens_per_s(self) -> float:
         now = time.monotonic()

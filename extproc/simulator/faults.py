@@ -11,14 +11,22 @@ class Break(Enum):
 
     ERROR = "error"
     """Ends with `status` and `details`."""
+    HEADERS = "headers"
+    """As `error`, but the response headers leave before it, so that the status can only follow in trailers."""
     STALL = "stall"
     """No further message; the stream stays open until the client leaves."""
     RESET = "reset"
     """RST_STREAM, without a status."""
+    CUT = "cut"
+    """RST_STREAM in the middle of a message: its length and half of it were sent."""
     DIE = "die"
     """The engine closes its listener and every connection, as a killed process does."""
+    RESTART = "restart"
+    """As `die`, and soon afterwards it serves again at the same address, with an empty cache."""
     GARBAGE = "garbage"
     """One message that is no GenerateResponse, then the answer goes on."""
+    FOREIGN = "foreign"
+    """One message of another engine's protocol (SGLang's), then the answer goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +40,11 @@ class Faults:
     break_kind: Break | None = field(
         default=None,
         metadata={
-            "help": "how answers break: `error` ends them with --fault-status, `stall` sends nothing more and leaves "
-            "the stream open, `reset` resets the stream without a status, `die` closes the listener and every "
-            "connection as a killed process does, `garbage` sends one message that is no answer and goes on"
+            "help": "how answers break: `error` ends them with --fault-status, `headers` too, but after response "
+            "headers, `stall` sends nothing more and leaves the stream open, `reset` resets the stream "
+            "without a status, `cut` in the middle of a message, `die` closes the listener and every connection as a "
+            "killed process does, `restart` serves again soon after that with an empty cache, `garbage` sends one "
+            "message that is no answer and goes on, `foreign` one of SGLang's protocol"
         },
     )
     break_after: int = field(default=0, metadata={"help": "messages that an answer carries before it breaks"})

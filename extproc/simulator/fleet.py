@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from smg_grpc_proto.generated import vllm_engine_pb2
 
+from extproc.simulator import constants
 from extproc.simulator.artifacts import Artifacts
 from extproc.simulator.engine import Engine, Load
 from extproc.simulator.faults import Faults
@@ -20,10 +23,15 @@ class RunningEngine:
     """An engine that serves."""
 
     def __init__(self, engine: Engine) -> None:
+        self._restarting: asyncio.Task[None] | None = None
+        self._take(engine)
+
+    def _take(self, engine: Engine) -> None:
         self.engine = engine
         self._health = Health()
         self._server = Ngh2Server(vllm_service(engine, self._health))
         engine.on_death = self._server.abort
+        engine.on_restart = self._restart_by_itself
 
     @property
     def address(self) -> str:
@@ -64,6 +72,8 @@ class RunningEngine:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no new requests, let running ones end for `grace_s`, then cut them."""
+        if self._restarting is not None:
+            self._restarting.cancel()
         self._health.shut_down()
         self._health.end_watches()
         await self._server.stop(grace_s)
@@ -74,6 +84,17 @@ class RunningEngine:
         self.engine.close()
         self._server.abort()
         await self._server.stop(0)
+
+    async def restart(self, down_s: float = constants.RESTART_S) -> None:
+        """Killed, and after `down_s` at the same address again: an empty cache, nothing remembered."""
+        await self.kill()
+        await asyncio.sleep(down_s)
+        ended = self.engine
+        self._take(Engine(replace(ended.spec, listen=self.address), ended.artifacts))
+        await self.start()
+
+    def _restart_by_itself(self) -> None:
+        self._restarting = asyncio.get_running_loop().create_task(self.restart())
 
 
 async def start_engines(specs: Sequence[EngineSpec]) -> list[RunningEngine]:

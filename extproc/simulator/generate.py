@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from smg_grpc_proto.generated import vllm_engine_pb2
+from smg_grpc_proto.generated import sglang_scheduler_pb2, vllm_engine_pb2
 
 from extproc.simulator import logprobs
 from extproc.simulator.answer import Answer
@@ -22,11 +22,20 @@ from extproc.simulator.wire import ChunkWriter, varint
 from extproc.transport.service import Call
 
 _GARBAGE = b"\xff\xff\xff\xff"  # an endless field number
+_FOREIGN: bytes = sglang_scheduler_pb2.GenerateResponse(
+    request_id="of another engine", chunk=sglang_scheduler_pb2.GenerateStreamChunk(token_ids=[1], prompt_tokens=1)
+).SerializeToString()
 _OUTPUT_LOGPROBS = b"\x2a"
 _INPUT_LOGPROBS = b"\x32"
 
 
-class _Resettable(Protocol):
+class _Breakable(Protocol):
+    """What the transport's calls can do beside `service.Call`."""
+
+    def open(self) -> None: ...
+
+    def send_half(self, message: bytes) -> None: ...
+
     def reset(self) -> None: ...
 
 
@@ -65,6 +74,7 @@ class Generation:
         faults: Faults,
         ended: Callable[[Generation], None],
         die: Callable[[], None],
+        restart: Callable[[], None],
     ) -> None:
         self.request_id = request.request_id
         self.prompt = prompt
@@ -85,6 +95,7 @@ class Generation:
         self._blocks = -(-len(prompt) // cache.block_tokens)
         self._ended = ended
         self._die = die
+        self._restart = restart
         self._lease: Lease | None = None  # until the sequences have theirs
         self._uncomputed: list[int] = []  # tokens of the prompt behind what was cached
         self._computed_at = 0  # how far into them
@@ -235,14 +246,16 @@ class Generation:
 
     def _send(self, message: bytes) -> None:
         if self._messages == self._break_after:
-            self._break()
+            self._break(message)
             if self.idle:
                 return
         self._messages += 1
         self._call.send(message)
 
-    def _break(self) -> None:
+    def _break(self, message: bytes) -> None:
+        """In place of the message, or before it."""
         faults = self._faults
+        call = cast(_Breakable, self._call)
         self._break_after = -1
         match faults.break_kind:
             case Break.ERROR:
@@ -251,11 +264,21 @@ class Generation:
             case Break.STALL:
                 self.idle = True
             case Break.RESET:
-                self._end_abruptly(cast(_Resettable, self._call).reset)
+                self._end_abruptly(call.reset)
+            case Break.CUT:
+                call.send_half(message)
+                self._end_abruptly(call.reset)
+            case Break.HEADERS:
+                call.open()
+                self._end_abruptly(lambda: self._call.finish(faults.status, faults.details))
             case Break.DIE:
                 self._end_abruptly(self._die)
+            case Break.RESTART:
+                self._end_abruptly(self._restart)
             case Break.GARBAGE:
                 self._call.send(_GARBAGE)
+            case Break.FOREIGN:
+                self._call.send(_FOREIGN)
 
     def _end_abruptly(self, action: Callable[[], None]) -> None:
         # A reset overtakes what was sent with it, and clients drop what they read together with it.

@@ -90,6 +90,18 @@ class Ngh2Call:
             self.aborted = True
             self.finish()
 
+    def open(self) -> None:
+        """Send the response headers now, before anything else. For simulated faults."""
+        if not (self.finished or self.started or self.awaits_flush):
+            self.awaits_flush = True
+            self._on_queued(self)
+
+    def send_half(self, message: bytes) -> None:
+        """Queue the prefix and the first half of a message. For simulated faults: the call must be reset next."""
+        self.send(message)
+        if self.output:
+            self.output[-1] = message[: len(message) // 2]
+
     def refuse(self, http_status: bytes) -> None:
         """Answer what is no gRPC call in plain HTTP."""
         self.http_status = http_status

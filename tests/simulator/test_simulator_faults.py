@@ -9,6 +9,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from simulator_client import chat
+from smg_grpc_proto.generated import sglang_scheduler_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from extproc.simulator.faults import Break, Faults
@@ -69,6 +70,26 @@ async def test_reset_in_the_middle(start, times):
     assert (await client.load()).num_total_reqs == 0
 
 
+async def test_headers_alone_and_then_an_error(start):
+    client = await start(faults=Faults(break_kind=Break.HEADERS, status=14, details="after headers"))
+    call = client.stub.Generate(client.request(PROMPT))
+    await call.initial_metadata()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.read(call)
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, "after headers")
+    assert "grpc-status" not in dict(await call.initial_metadata())
+
+
+@pytest.mark.parametrize("times", TIMES)
+async def test_cut_in_the_middle_of_a_message(start, times):
+    client = await start(**times, faults=Faults(break_kind=Break.CUT, break_after=2, times=1))
+    messages, error = await broken(client)
+    assert len(messages) <= 2
+    assert "RST_STREAM" in error.details()
+    assert (await client.load()).num_total_reqs == 0
+    await client.generate(PROMPT)  # the connection is as good as before
+
+
 @pytest.mark.parametrize("times", TIMES)
 async def test_stall_lasts_until_the_client_leaves(start, times):
     client = await start(**times, faults=Faults(break_kind=Break.STALL, break_after=2))
@@ -92,6 +113,27 @@ async def test_dies_in_the_middle(start, times):
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(*client.engine.address.split(":"))
+
+
+@pytest.mark.parametrize("how", ["by itself", "from outside"])
+async def test_restarts_at_the_same_address_with_an_empty_cache(start, how):
+    prompt = list(range(100, 180))
+    client = await start()
+    await client.generate(prompt)
+    assert (await client.generate(prompt)).complete().cached_tokens == 64
+    ended = client.engine.engine
+    if how == "by itself":
+        client.engine.faults = Faults(break_kind=Break.RESTART, break_after=1)
+        await broken(client)
+    else:
+        await client.engine.restart(0.0)
+    request = client.request(prompt)
+    async with asyncio.timeout(10):
+        while client.engine.engine is ended:  # noqa: ASYNC110  # a process has no event for its successor
+            await asyncio.sleep(0.01)
+        client.engine.faults = Faults()
+        answer = await client.read(client.stub.Generate(request, wait_for_ready=True))
+    assert answer.complete().cached_tokens == 0
 
 
 async def test_killed_from_outside(start):
@@ -118,6 +160,19 @@ async def test_garbage_between_messages(start):
         except DecodeError:
             readable.append(False)
     assert readable == [True, True, False] + [True] * (len(messages) - 3)
+
+
+async def test_a_message_of_another_protocol_between_messages(start):
+    client = await start(faults=Faults(break_kind=Break.FOREIGN, break_after=1))
+    raw = client.channel.unary_stream(
+        "/vllm.grpc.engine.VllmEngine/Generate", request_serializer=pb.GenerateRequest.SerializeToString
+    )
+    messages = [message async for message in raw(client.request(PROMPT))]
+    foreign = sglang_scheduler_pb2.GenerateResponse.FromString(messages[1])
+    assert foreign.request_id
+    with pytest.raises(DecodeError):
+        pb.GenerateResponse.FromString(messages[1])
+    assert pb.GenerateResponse.FromString(messages[-1]).complete.finish_reason == "stop"
 
 
 async def test_wrong_finish_reason(start):

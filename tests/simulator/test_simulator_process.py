@@ -78,7 +78,7 @@ def test_mistakes_in_the_command_line_are_named_and_exit_with_2(arguments, named
     [
         (["--port", "99999"], "'99999' is not a port"),
         (["--answers", "shout"], "'shout' is not one of echo, natural, script"),
-        (["--fault-break-kind", "burn"], "'burn' is not one of error, stall"),
+        (["--fault-break-kind", "burn"], "'burn' is not one of error, headers, stall"),
     ],
 )
 def test_values_of_the_wrong_kind_exit_with_2(arguments, named, capsys):
