@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterable, Sequence
 
 from extproc.ir import ErrorInfo, ErrorKind, ModelCard, RequestError
+from extproc.routing.membership import Membership
 from extproc.routing.policies import Policy
 from extproc.routing.reservation import Candidate, Decision, Reservation
-from extproc.routing.worker import Worker, WorkerState
+from extproc.routing.worker import Worker
 
 _MOST_CANDIDATES = 8
 """Candidates shown in a decision; a pool may have hundreds."""
@@ -20,17 +21,27 @@ _RETRY_AFTER_S = 2.0
 class Pool:
     """Workers of one engine protocol, one tokenizer and one set of models."""
 
-    def __init__(self, name: str, workers: Sequence[Worker], policy: Policy, retries: int) -> None:
-        """`retries`: how many more workers Envoy may try; so many stand behind the chosen one."""
+    def __init__(
+        self, name: str, workers: Sequence[Worker], policy: Policy, retries: int, members: Membership | None = None
+    ) -> None:
+        """`retries`: how many more workers Envoy may try; so many stand behind the chosen one.
+
+        `members`: in place of `workers`, where these come and go.
+        """
         self.name = name
         self._most_destinations = 1 + retries
-        self.workers = tuple(workers)
+        self.members = members or Membership(workers)
         self.policy = policy
-        self._by_address = {worker.address: worker for worker in workers}
 
-    def candidates(self) -> list[Worker]:
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Those of now, in any state."""
+        return self.members.workers
+
+    def candidates(self) -> Sequence[Worker]:
         """Workers that may be chosen now."""
-        return [worker for worker in self.workers if worker.state is WorkerState.READY]
+        members = self.members
+        return members.thinned() if members.warming else members.candidates
 
     def reserve(self, prompt_tokens: int) -> Reservation:
         """Choose a worker and put the request's load on it. Raises RequestError (UNAVAILABLE) without candidates."""
@@ -59,8 +70,17 @@ class Pool:
                 prompt_tokens,
                 tuple(Candidate(w.label, w.waiting_tokens, w.running) for w in ranked[:_MOST_CANDIDATES]),
             )
-        destinations = ",".join([worker.address for worker in ranked[: self._most_destinations]])
-        return Reservation(chosen, destinations, prompt_tokens, self._by_address.get), decision
+        destinations = self._destinations(ranked)
+        return Reservation(chosen, destinations, prompt_tokens, self.members.find), decision
+
+    def _destinations(self, ranked: Sequence[Worker]) -> str:
+        """The chosen one and those for retries, as Envoy takes them."""
+        chosen = ranked[0]
+        if chosen.rank is not None:
+            return chosen.address  # the request names a rank, which another engine may not have
+        if self.members.trials:
+            ranked = [chosen, *(worker for worker in ranked[1:] if not worker.on_trial)]
+        return ",".join([worker.address for worker in ranked[: self._most_destinations]])
 
 
 def no_worker(pool: str) -> RequestError:
