@@ -6,181 +6,30 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    Strict,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, model_validator
 
-from extproc.config.address import (
-    Address,
-    HostPort,
-    UnixPath,
-    check_unix_length,
-    of_process,
-    parse_listen,
-    parse_socket,
-    parse_worker,
-)
+from extproc.config.address import Address, of_process
 from extproc.config.conflicts import find_conflicts
-from extproc.config.hub import HUB_PREFIX, hub_folder
-
-_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-def _written(value: object) -> Any:
-    """A default as a file would have it: it is parsed like any other value."""
-    return value
-
-
-def _text(value: object, such_as: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"must be {such_as}")
-    return value
-
-
-def _parse_size(value: object) -> int:
-    """A number of bytes, or text such as `32MiB`."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        size = value
-    else:
-        match = re.fullmatch(r"([0-9]{1,15}) ?(|KiB|MiB|GiB)", value) if isinstance(value, str) else None
-        if match is None:
-            raise ValueError("must be a number of bytes, such as 1048576, or with a unit, such as 32MiB")
-        size = int(match[1]) * _UNITS[match[2]]
-    if size < 1:
-        raise ValueError("must be at least 1 byte")
-    return size
-
-
-def _parse_size_or_none(value: object) -> int:
-    """The same, or 0."""
-    return 0 if value == 0 and not isinstance(value, bool) else _parse_size(value)
-
-
-def _resolve(path: str, info: ValidationInfo) -> str:
-    folder = (info.context or {}).get("folder")
-    return path if folder is None else str(Path(folder, path))
-
-
-def _parse_path(value: object, info: ValidationInfo) -> Path:
-    if isinstance(value, Path):
-        return value
-    text = _text(value, "a path")
-    if not text or "\0" in text:
-        raise ValueError("must be a path")
-    return Path(_resolve(text, info))
-
-
-def _parse_tokenizer(value: object, info: ValidationInfo) -> Path | Literal["worker"]:
-    if value == "worker":
-        return "worker"
-    return hub_folder(value) if isinstance(value, str) and value.startswith(HUB_PREFIX) else _parse_path(value, info)
-
-
-def _parse_listen(value: object) -> HostPort:
-    return (
-        value
-        if isinstance(value, HostPort)
-        else parse_listen(_text(value, "an IP address with port, such as 127.0.0.1:8080"))
-    )
-
-
-def _parse_worker(value: object) -> HostPort:
-    return (
-        value
-        if isinstance(value, HostPort)
-        else parse_worker(_text(value, "an address, such as grpc://10.0.0.1:50051"))
-    )
-
-
-def _parse_socket(value: object, info: ValidationInfo) -> Address:
-    address = (
-        value
-        if isinstance(value, HostPort | UnixPath)
-        else parse_socket(_text(value, "a socket, such as unix:/run/extproc.sock or 127.0.0.1:9002"))
-    )
-    if isinstance(address, UnixPath):
-        address = UnixPath(_resolve(address.path, info))
-        check_unix_length(address)
-    return address
-
-
-def _parse_network(value: object) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    if isinstance(value, ipaddress.IPv4Network | ipaddress.IPv6Network):
-        return value
-    text = _text(value, "a network, such as 10.0.0.0/8")
-    try:
-        return ipaddress.ip_network(text)
-    except ValueError:
-        pass
-    try:
-        instead = ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a network: write one such as 10.0.0.0/8 or ::1/128") from None
-    raise ValueError(f"{text!r} has bits set outside its mask: write {instead}")
-
-
-def _check_pool_name(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
-        raise ValueError(f"{name!r} is not a pool name: use 1 to 63 of a-z, 0-9 and '-', with no '-' at either end")
-    if name == "processor":
-        raise ValueError("'processor' is the name of the processor's own Envoy cluster: choose another")
-    return name
-
-
-def _check_label(name: str) -> str:
-    """A name that is safe in headers, metrics and logs."""
-    if not name or len(name) > 256 or not name.isprintable() or name != name.strip():
-        raise ValueError("must be 1 to 256 printable characters without spaces at either end")
-    return name
-
-
-def _shorthand(key: str) -> BeforeValidator:
-    """An item may be the text of its one needed key."""
-    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
-
-
-_AS_TEXT = PlainSerializer(str, return_type=str, when_used="json")
-
-Int = Annotated[int, Strict()]
-Number = Annotated[float, Strict()]
-Bool = Annotated[bool, Strict()]
-Size = Annotated[int, PlainValidator(_parse_size)]
-FilePath = Annotated[Path, PlainValidator(_parse_path), _AS_TEXT]
-SizeOrNone = Annotated[int, PlainValidator(_parse_size_or_none)]
-TokenizerSource = Annotated[Path | Literal["worker"], PlainValidator(_parse_tokenizer), _AS_TEXT]
-ListenAddress = Annotated[HostPort, PlainValidator(_parse_listen), _AS_TEXT]
-WorkerAddress = Annotated[HostPort, PlainValidator(_parse_worker), _AS_TEXT]
-SocketAddress = Annotated[Address, PlainValidator(_parse_socket), _AS_TEXT]
-Network = Annotated[ipaddress.IPv4Network | ipaddress.IPv6Network, PlainValidator(_parse_network), _AS_TEXT]
-Label = Annotated[str, AfterValidator(_check_label)]
-PoolName = Annotated[str, AfterValidator(_check_pool_name)]
-
-
-class Section(BaseModel):
-    """What all sections share: immutable, unknown keys are mistakes, defaults pass the same checks as values."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        validate_default=True,
-        allow_inf_nan=False,
-        arbitrary_types_allowed=True,
-        protected_namespaces=(),
-    )
+from extproc.config.fields import (
+    Bool,
+    FilePath,
+    Int,
+    Label,
+    ListenAddress,
+    Network,
+    Number,
+    PoolName,
+    Section,
+    Size,
+    SizeOrNone,
+    SocketAddress,
+    TokenizerSource,
+    WorkerAddress,
+    shorthand,
+    written,
+)
 
 
 class Tls(Section):
@@ -218,16 +67,16 @@ class Listen(Section):
     """Where things listen."""
 
     http: ListenAddress = Field(
-        default=_written("0.0.0.0:8080"),
+        default=written("0.0.0.0:8080"),
         description="Where Envoy takes clients' requests, as IP address and port.",
     )
     tls: Tls | None = Field(default=None, description="TLS for clients; without it they speak plain HTTP.")
     admin: ListenAddress = Field(
-        default=_written("127.0.0.1:9901"),
+        default=written("127.0.0.1:9901"),
         description="Envoy's admin address. Whoever reaches it can stop Envoy, so keep it on the loopback interface.",
     )
     processor: tuple[SocketAddress, ...] = Field(
-        default=_written(("unix:run/processor.sock",)),
+        default=written(("unix:run/processor.sock",)),
         min_length=1,
         description="Where the processor serves Envoy: `unix:/path` or IP address and port. It serves on each of them. "
         "Several processes have one each: `p.sock` stands for `p-0.sock`, `p-1.sock` …, a port for it and the next.",
@@ -238,7 +87,7 @@ class Listen(Section):
         "is on another host.",
     )
     metrics: ListenAddress | None = Field(
-        default=_written("127.0.0.1:9464"),
+        default=written("127.0.0.1:9464"),
         description="Where the processor answers `/metrics` (Prometheus), `/healthz` and `/readyz`, as IP address and "
         "port, over all its processes; `null` for nowhere.",
     )
@@ -248,7 +97,7 @@ class Envoy(Section):
     """How Envoy is set up by the configuration that `extproc envoy-config` prints."""
 
     directory: FilePath = Field(
-        default=_written("run/envoy"),
+        default=written("run/envoy"),
         description="Folder of the files that Envoy watches (clusters and endpoints). The processor replaces them.",
     )
     node_id: Label = Field(default="extproc-envoy", description="Envoy's node id.")
@@ -273,7 +122,7 @@ class Envoy(Section):
         description="Ceiling of running retries, in percent of the pool's running requests (10 may always run).",
     )
     retry_body_bytes: Size = Field(
-        default=_written("8MiB"),
+        default=written("8MiB"),
         description="Largest transcoded request that Envoy keeps for a retry. Larger ones are sent once.",
     )
     max_requests: Int = Field(
@@ -341,11 +190,11 @@ class Pool(Section):
 
     name: PoolName = Field(description="The pool's name: 1 to 63 of a-z, 0-9 and `-`. Envoy's cluster has the same.")
     engine: Literal["vllm", "mlx"] = Field(default="vllm", description="The protocol that the workers speak.")
-    models: tuple[Annotated[Model, _shorthand("name")], ...] = Field(
+    models: tuple[Annotated[Model, shorthand("name")], ...] = Field(
         min_length=1,
         description="The models that its workers serve.",
     )
-    workers: tuple[Annotated[Worker, _shorthand("address")], ...] = Field(
+    workers: tuple[Annotated[Worker, shorthand("address")], ...] = Field(
         description="Its workers. The list may be empty; then requests for its models get a 503.",
     )
     tokenizer: TokenizerSource = Field(
@@ -380,13 +229,13 @@ class Pool(Section):
 class Limits(Section):
     """What one request, and all together, may take."""
 
-    body_bytes: Size = Field(default=_written("32MiB"), description="Largest request body; larger ones get a 413.")
+    body_bytes: Size = Field(default=written("32MiB"), description="Largest request body; larger ones get a 413.")
     held_bytes: Size = Field(
-        default=_written("512MiB"),
+        default=written("512MiB"),
         description="All request bodies held at a time, over all exchanges; above it new ones get a 503.",
     )
     token_cache_bytes: SizeOrNone = Field(
-        default=_written("64MiB"),
+        default=written("64MiB"),
         description="Memory of each process for the tokens of earlier prompts, over all pools; 0 for no such cache.",
     )
     json_depth: Int = Field(default=64, ge=4, le=500, description="Deepest nesting of a request's JSON.")
@@ -442,8 +291,8 @@ class Log(Section):
 class Config(Section):
     """The whole file."""
 
-    listen: Listen = Field(default=_written({}), description="Where things listen.")
-    envoy: Envoy = Field(default=_written({}), description="The printed Envoy configuration.")
+    listen: Listen = Field(default=written({}), description="Where things listen.")
+    envoy: Envoy = Field(default=written({}), description="The printed Envoy configuration.")
     pools: tuple[Pool, ...] = Field(min_length=1, description="Pools of workers.")
     processes: Int = Field(
         default=1,
@@ -452,10 +301,10 @@ class Config(Section):
         description="Processes that share the work, each with its own copy of tokenizers and state: one per core that "
         "the processor may use. Envoy's files name the sockets of all of them.",
     )
-    limits: Limits = Field(default=_written({}), description="What one request, and all together, may take.")
-    health: Health = Field(default=_written({}), description="Health checks of workers.")
-    debug: Debug = Field(default=_written({}), description="Who may look inside.")
-    log: Log = Field(default=_written({}), description="The processor's log.")
+    limits: Limits = Field(default=written({}), description="What one request, and all together, may take.")
+    health: Health = Field(default=written({}), description="Health checks of workers.")
+    debug: Debug = Field(default=written({}), description="Who may look inside.")
+    log: Log = Field(default=written({}), description="The processor's log.")
 
     def sockets_of(self, process: int) -> tuple[Address, ...]:
         """Where one process serves, from 0."""
