@@ -43,6 +43,8 @@ def find_conflicts(data: object) -> list[Conflict]:
     found += _pool_names(pools)
     found += _models(pools)
     found += _workers(pools)
+    found += _ranks(pools)
+    found += _no_workers(pools)
     found += _listeners(data, pools)
     found += _processor_tls(data)
     return found
@@ -112,6 +114,33 @@ def _workers(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
                 if name in names:
                     yield Conflict((*path, "name"), f"another worker of this pool is already named {name!r}")
                 names.add(name)
+
+
+_RANKED_ENGINES = ("vllm",)
+"""Whose protocol's requests can name a data-parallel rank."""
+
+
+def _ranks(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
+    for pool_path, pool in pools:
+        engine = _get(pool, "engine", "vllm")
+        if engine in _RANKED_ENGINES:
+            continue
+        places = [(path, worker) for path, worker in _items(pool, "workers", pool_path)]
+        places.append(((*pool_path, "discover", "dns"), _get(_get(pool, "discover"), "dns")))
+        for path, worker in places:
+            ranks = _get(worker, "ranks", 1)
+            if isinstance(ranks, int) and ranks > 1:
+                yield Conflict((*path, "ranks"), f"requests to {engine} cannot name a rank: leave `ranks` out")
+
+
+def _no_workers(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
+    for pool_path, pool in pools:
+        if isinstance(pool, dict) and "workers" not in pool and not _get(pool, "discover"):
+            yield Conflict(
+                pool_path,
+                "there are neither `workers` nor `discover`: write its workers, or `workers: []` if they are to come "
+                "through the admin address",
+            )
 
 
 def _listeners(data: object, pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:

@@ -30,6 +30,7 @@ from extproc.config.fields import (
     shorthand,
     written,
 )
+from extproc.config.fleet import Discover, Health, HttpHealth, LoadMetrics, Overload, Tenants
 
 
 class Tls(Section):
@@ -89,7 +90,13 @@ class Listen(Section):
     metrics: ListenAddress | None = Field(
         default=written("127.0.0.1:9464"),
         description="Where the processor answers `/metrics` (Prometheus), `/healthz` and `/readyz`, as IP address and "
-        "port, over all its processes; `null` for nowhere.",
+        "port, over all its processes; `null` for nowhere. `/workers` lists, adds, drains and removes workers there: "
+        "on a loopback address for everybody, else for those who have the token.",
+    )
+    admin_token: FilePath | None = Field(
+        default=None,
+        description="File with the token that `/workers` asks for, as `authorization: Bearer …`, at least 16 "
+        "characters. It is read at each request.",
     )
 
 
@@ -178,6 +185,13 @@ class Worker(Section):
         "A host name is looked up once, at the start.",
     )
     name: Label | None = Field(default=None, description="Its name in logs and metrics; the address without it.")
+    ranks: Int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Data-parallel ranks of the engine. With more than one, each is chosen by itself, has its own load "
+        "and cache, and its requests are not tried again elsewhere. Only where the engine's protocol can name a rank.",
+    )
 
     @property
     def label(self) -> str:
@@ -195,8 +209,18 @@ class Pool(Section):
         description="The models that its workers serve.",
     )
     workers: tuple[Annotated[Worker, shorthand("address")], ...] = Field(
-        description="Its workers. The list may be empty; then requests for its models get a 503.",
+        default=(),
+        description="Its workers. The list may be empty: then there are those of `discover` and of the admin address, "
+        "and without any, requests for its models get a 503.",
     )
+    discover: Discover = Field(default=written({}), description="Where more workers come from than are listed.")
+    http_health: HttpHealth | None = Field(
+        default=None, description="Check its workers over HTTP; without it by their protocol's own health call."
+    )
+    load_metrics: LoadMetrics | None = Field(
+        default=None, description="Read the workers' load from their Prometheus metrics too; not read without it."
+    )
+    overload: Overload = Field(default=written({}), description="How much it takes, and what becomes of the rest.")
     tokenizer: TokenizerSource = Field(
         default="worker",
         description="Where the tokenizer is: a model's folder, a file (tokenizer.json, `*.tiktoken` or tekken.json), "
@@ -256,19 +280,6 @@ class Limits(Section):
     )
 
 
-class Health(Section):
-    """How the processor checks its workers (gRPC health service)."""
-
-    interval_s: Number = Field(
-        default=2.0, gt=0, le=3600, description="Time between two checks of a worker, in seconds."
-    )
-    timeout_s: Number = Field(default=1.0, gt=0, le=3600, description="Time that a check may take, in seconds.")
-    unhealthy_after: Int = Field(
-        default=2, ge=1, le=100, description="Failed checks in a row after which a worker is out."
-    )
-    healthy_after: Int = Field(default=1, ge=1, le=100, description="Good checks in a row after which it is back.")
-
-
 class Debug(Section):
     """Who may look inside."""
 
@@ -302,7 +313,8 @@ class Config(Section):
         "the processor may use. Envoy's files name the sockets of all of them.",
     )
     limits: Limits = Field(default=written({}), description="What one request, and all together, may take.")
-    health: Health = Field(default=written({}), description="Health checks of workers.")
+    health: Health = Field(default=written({}), description="How workers are checked, kept out, and let go.")
+    tenants: Tenants = Field(default=written({}), description="Whose a request is, for fairness between them.")
     debug: Debug = Field(default=written({}), description="Who may look inside.")
     log: Log = Field(default=written({}), description="The processor's log.")
 
