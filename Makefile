@@ -7,12 +7,13 @@
 #   make test-engines            the chat tests against real engines; installs gigabytes, takes minutes
 #   make bench                   CPU per request and token, beside SMG; about ten minutes; --rows, --runs in ARGS
 #   make bench-tokens            CPU per request by kind of prompt, beside SMG; about twenty minutes
+#   make bench-routing           time to first token of real traffic, beside SMG; TRACE=FILE; about fifteen minutes
 #   make bench-transport         benchmarks/bench_transport.py; so with every other benchmark there
 #   make clean                   remove .venv and what tools left behind
 #
 # PYTHON=/path/to/python3 names the interpreter to use.
 
-.PHONY: demo test lint format test-engines bench bench-tokens clean help
+.PHONY: demo test lint format test-engines bench bench-tokens bench-routing clean help
 .DEFAULT_GOAL := help
 
 VENV := .venv
@@ -52,6 +53,11 @@ bench: $(BIN)/made-for-tests $(SMG)/made
 bench-tokens: $(BIN)/made-for-tests $(SMG)/made
 	@exec $(BIN)/python -I -S extproc/cli/tether.py exec $$PPID --signal TERM \
 		$(BIN)/python -m benchmarks.gateway.tokens --smg $(SMG)/bin/smg $(ARGS)
+
+TRACE ?= ../shared/traces
+bench-routing: $(BIN)/made-for-tests $(SMG)/made
+	@exec $(BIN)/python -I -S extproc/cli/tether.py exec $$PPID --signal TERM \
+		$(BIN)/python -m benchmarks.routing --smg $(SMG)/bin/smg --trace $(TRACE) $(ARGS)
 
 $(SMG)/made: | $(BIN)/made-for-use
 	@echo "installing SMG $(SMG_VERSION)"
