@@ -76,6 +76,8 @@ class Membership:
         """Candidates in their slow start."""
         self.trials: tuple[Worker, ...] = ()
         """Candidates that get one request to show that they are back."""
+        self.candidates_changed: Callable[[], None] | None = None
+        """Called when `candidates` have, where somebody waits for that."""
         self._by_address: dict[str, Worker] = {}
         self._add(list(workers))
 
@@ -176,6 +178,8 @@ class Membership:
             self.warming = tuple([worker for worker in candidates if worker.ready_since_s is not None])
         self.trials = tuple([worker for worker in candidates if worker.on_trial])
         self.candidates = candidates
+        if self.candidates_changed is not None:
+            self.candidates_changed()
 
 
 def _ranks(spec: WorkerSpec) -> Iterable[int | None]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from extproc.ir import ErrorInfo, ErrorKind, ModelCard, RequestError
+from extproc.routing.admission import Admission
 from extproc.routing.membership import Membership
 from extproc.routing.policies import Policy
 from extproc.routing.reservation import Candidate, Decision, Reservation
@@ -32,6 +33,8 @@ class Pool:
         self._most_destinations = 1 + retries
         self.members = members or Membership(workers)
         self.policy = policy
+        self.admission: Admission[Reservation] | None = None
+        """Set where there are caps. Then `reserve` is called by it, when there is room."""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -55,6 +58,12 @@ class Pool:
 
     def _reserve(self, prompt_tokens: int, *, explain: bool) -> tuple[Reservation, Decision | None]:
         candidates = self.candidates()
+        admission = self.admission
+        if admission is not None and candidates:
+            # Not those in their slow start alone may have room.
+            candidates = admission.with_room(candidates, prompt_tokens) or admission.with_room(
+                self.members.candidates, prompt_tokens
+            )
         if not candidates:
             raise no_worker(self.name)
         ranked = self.policy.rank(candidates, prompt_tokens)
@@ -71,7 +80,8 @@ class Pool:
                 tuple(Candidate(w.label, w.waiting_tokens, w.running) for w in ranked[:_MOST_CANDIDATES]),
             )
         destinations = self._destinations(ranked)
-        return Reservation(chosen, destinations, prompt_tokens, self.members.find), decision
+        freed = None if admission is None else admission.freed
+        return Reservation(chosen, destinations, prompt_tokens, self.members.find, freed), decision
 
     def _destinations(self, ranked: Sequence[Worker]) -> str:
         """The chosen one and those for retries, as Envoy takes them."""
