@@ -78,6 +78,10 @@ class Engine(Protocol):
         """Raises RequestError where the engine cannot carry what is asked."""
         ...
 
+    def with_rank(self, request: EngineRequest, rank: int) -> EngineRequest:
+        """The same request for one data-parallel rank. Raises ValueError where the protocol cannot name one."""
+        ...
+
     def decoder(self, choices: int) -> Decoder:
         """A decoder for one answer to `generate`, streamed or not, with so many choices."""
         ...

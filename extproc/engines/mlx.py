@@ -52,6 +52,10 @@ class MlxEngine:
         )
         return EngineRequest(GENERATE, _PROMPT.frame(message.SerializeToString(), prompt))
 
+    def with_rank(self, request: EngineRequest, rank: int) -> EngineRequest:
+        """Its protocol has none."""
+        raise ValueError("requests to mlx cannot name a data-parallel rank")
+
     def decoder(self, choices: int) -> Decoder:
         """For the answer to one `generate`, which has one choice."""
         return MlxDecoder()

@@ -21,6 +21,7 @@ from extproc.engines.base import Decoder, Ended, EngineEvent, EngineRequest, Pro
 from extproc.engines.fields import logprobs_to_ask, scores
 from extproc.engines.grpc_status import error_of
 from extproc.engines.prompt_field import PromptField
+from extproc.engines.rank_field import RankField
 from extproc.ir import ErrorInfo, ErrorKind, FinishReason, Sampling
 from extproc.transport.framing import Deframer, FramingError
 
@@ -30,6 +31,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 """Largest message taken from an engine. One with all ids, scores and alternatives of a long answer is a few MB."""
 
 _PROMPT = PromptField(GenerateRequest, "tokenized", "input_ids")
+_RANK = RankField(GenerateRequest, "data_parallel_rank")
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 # The servicer gives vLLM's own refusal of an over-long prompt as INVALID_ARGUMENT with this in its text.
@@ -46,6 +48,10 @@ class VllmEngine:
         message = GenerateRequest(request_id=request_id, stream=stream)
         _fill_sampling(message.sampling_params, sampling)
         return EngineRequest(GENERATE, _PROMPT.frame(message.SerializeToString(), prompt))
+
+    def with_rank(self, request: EngineRequest, rank: int) -> EngineRequest:
+        """The same request for one data-parallel rank."""
+        return _RANK.add(request, rank)
 
     def decoder(self, choices: int) -> Decoder:
         """For the answer to one `generate`."""

@@ -31,6 +31,9 @@ _TRUNCATED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine's answer 
 _UNREADABLE = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine sent an answer that cannot be read.")
 _ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave the request up.", code="aborted")
 
+_FAULTS = frozenset((ErrorKind.SERVER, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT))
+"""Errors of an engine that are its own and not the request's: those that are 5xx."""
+
 
 class AnswerParts(Struct, frozen=True):
     """What an answer is put together from; made when its request is dispatched."""
@@ -65,6 +68,7 @@ class EngineAnswer:
         "_text",
         "_waiting",
         "_whole",
+        "_worker_fault",
     )
 
     def __init__(self, parts: AnswerParts) -> None:
@@ -78,6 +82,7 @@ class EngineAnswer:
         self._headers = parts.headers
         self._removed: tuple[str, ...] = ()
         self._foreign: ErrorInfo | None = None
+        self._worker_fault = False  # of what answers in the engine's place
         self._waiting = True  # for the engine's first message
         self._begun = False
 
@@ -96,8 +101,10 @@ class EngineAnswer:
         if head.local:
             self._removed = tuple(name for name in self._removed if not name.startswith(_KEPT_OF_LOCAL))
             self._foreign = local_reply.error_of(head.status, headers, head.details)
+            self._worker_fault = local_reply.blames_worker(head.details)
         elif head.status != 200 or not _is_grpc(headers.get("content-type", "")):
             self._foreign = local_reply.error_of_upstream(head.status, headers)
+            self._worker_fault = head.status >= 500
         return None
 
     def body(self, data: bytes) -> Begin | Piece | None:
@@ -110,6 +117,7 @@ class EngineAnswer:
         except ProtocolError as error:
             _log.error("worker %s broke its protocol: %s", self._reservation.worker.label, error)
             self._account.protocol_error()
+            self._reservation.failed()
             return self._broken(_UNREADABLE)
 
     def _events(self, engine_events: list[EngineEvent]) -> Begin | Piece | None:
@@ -119,6 +127,7 @@ class EngineAnswer:
         text = self._text
         events = text.feed(engine_events)
         if text.aborted:
+            self._reservation.failed()
             return self._broken(_ABORTED)
         # Our own stop string ended the last choice: the engine need not go on.
         early = text.finished and not self._decoder.finished
@@ -143,6 +152,13 @@ class EngineAnswer:
         if error is None and not self._text.finished:
             error = _TRUNCATED
         if error is not None:
+            if error is self._foreign:
+                if self._worker_fault:
+                    self._reservation.failed()
+            elif error.kind in _FAULTS:
+                self._reservation.failed()
+            else:
+                self._reservation.succeeded()  # it has answered, if only with what is wrong or that it is full
             return self._broken(error)
         stream = self._stream
         if stream is not None:
@@ -155,6 +171,8 @@ class EngineAnswer:
     def expire(self) -> Begin | Piece:
         """The deadline has passed."""
         self._account.exceeds_deadline()
+        if self._waiting:
+            self._reservation.failed()  # not a word in all that time
         return self._broken(_DEADLINE)
 
     def fail(self) -> Begin | Piece:
@@ -187,6 +205,7 @@ class EngineAnswer:
         """The answer has come whole: what it took."""
         decoder = self._decoder
         usage = Usage(decoder.prompt_tokens, decoder.completion_tokens, decoder.cached_tokens)
+        self._reservation.succeeded()
         self._account.completes(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         return usage
 

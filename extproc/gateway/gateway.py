@@ -13,6 +13,7 @@ from extproc.dialects.routes import Routes
 from extproc.exchange.application import Request
 from extproc.gateway.backend import Backend
 from extproc.gateway.request import GatewayRequest
+from extproc.gateway.tenants import TenantHeaders
 from extproc.observe.metrics import Metrics
 from extproc.routing.pool import ModelTable
 
@@ -31,6 +32,7 @@ class Gateway:
         body_limit_bytes: int,
         debug_clients: Sequence[Network],
         body_limits: BodyLimits = BodyLimits(),  # noqa: B008 - immutable
+        tenants: TenantHeaders | None = None,
     ) -> None:
         """`backends`: by the name of their pool."""
         self.routes = Routes(all_dialects(body_limits))
@@ -39,6 +41,7 @@ class Gateway:
         self.metrics = metrics
         self.body_limit_bytes = body_limit_bytes
         self.body_limits = body_limits
+        self.tenants = tenants
         self._table = table
         self._backends = backends
         self._debug_clients = tuple(debug_clients)

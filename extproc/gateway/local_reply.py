@@ -22,6 +22,13 @@ _MESSAGES: dict[int, tuple[ErrorKind, str]] = {
     504: (ErrorKind.TIMEOUT, "The worker did not answer in time."),
 }
 
+_WORKER_FAULTS = (
+    "upstream_reset_before_response_started",
+    "upstream_reset_after_response_started",
+    "upstream_response_timeout",
+    "upstream_per_try_timeout",
+)
+
 _RETRIED = (ErrorKind.RATE_LIMIT, ErrorKind.UNAVAILABLE)
 
 
@@ -39,6 +46,14 @@ def error_of(status: int, headers: Mapping[str, str], details: str) -> ErrorInfo
         code=details.partition("{")[0] or None,
         retry_after_s=_retry_after(headers) if kind in _RETRIED else None,
     )
+
+
+def blames_worker(details: str) -> bool:
+    """Whether Envoy answers itself because a worker could not be reached, broke off or was too slow.
+
+    `details`: Envoy's response code details. Its own limits ("overflow") and other filters' refusals are no fault.
+    """
+    return details.startswith(_WORKER_FAULTS) and "overflow" not in details
 
 
 def error_of_upstream(status: int, headers: Mapping[str, str]) -> ErrorInfo:

@@ -9,16 +9,19 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
-from extproc.dialects.base import AnswerIdentity, ChatCodec, Rendered
+from extproc.dialects.base import AnswerIdentity, ChatCodec, Rendered, StreamRenderer, WholeRenderer
 from extproc.dialects.routes import Route
+from extproc.engines.base import Decoder, EngineRequest
 from extproc.exchange.application import Forward, Outcome, ReadBody, Reply, RequestHead
 from extproc.gateway.alone import HANDLERS, Handler, models_now
 from extproc.gateway.answer import AnswerParts, EngineAnswer
 from extproc.gateway.backend import Backend
-from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, Operation, RequestError
+from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, Loss, Operation, RequestError
 from extproc.observe.metrics import RequestAccount
 from extproc.output.answer_text import AnswerText
+from extproc.routing.reservation import Decision, Reservation
 from extproc.tokens.model import Prompt
 
 if TYPE_CHECKING:
@@ -66,10 +69,33 @@ _OPERATION_NAMES = {operation: operation.value for operation in Operation} | {
 """As metrics call them; those that differ are OpenTelemetry's names."""
 
 
+class _Prepared(Struct, frozen=True):
+    """All of a request that does not depend on its worker."""
+
+    backend: Backend
+    prompt_tokens: int
+    losses: tuple[Loss, ...]
+    engine_request: EngineRequest
+    decoder: Decoder
+    text: AnswerText
+    stream: StreamRenderer | None  # exactly one of `stream` and `whole`
+    whole: WholeRenderer | None
+
+
 class GatewayRequest:
     """The `Request` of an exchange."""
 
-    __slots__ = ("_account", "_explain", "_forwarded", "_gateway", "_request_id", "_route")
+    __slots__ = (
+        "_account",
+        "_decision",
+        "_explain",
+        "_forwarded",
+        "_gateway",
+        "_priority",
+        "_request_id",
+        "_route",
+        "_tenant",
+    )
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -78,6 +104,9 @@ class GatewayRequest:
         self._route: Route = gateway.no_route
         self._request_id = ""
         self._explain = False
+        self._decision: Decision | None = None
+        self._tenant = ""
+        self._priority = 0
 
     def head(self, head: RequestHead) -> ReadBody | Outcome:
         """Which operation it is; a whole reply where that is all."""
@@ -105,6 +134,10 @@ class GatewayRequest:
         except RequestError as error:
             return self._error(error.info)
         self._explain = headers.get(DEBUG) == "1" and gateway.may_debug(_source(head))
+        tenants = gateway.tenants
+        if tenants is not None:
+            self._tenant = tenants.tenant(headers)
+            self._priority = tenants.priority(headers)
         return ReadBody(gateway.body_limit_bytes)
 
     def body(self, data: bytes) -> Outcome | Awaitable[Outcome]:
@@ -131,7 +164,8 @@ class GatewayRequest:
         self, codec: ChatCodec, chat: ChatRequest, backend: Backend, prompt: Awaitable[Prompt]
     ) -> Outcome:
         try:
-            return self._dispatch(codec, chat, backend, await prompt)
+            outcome = self._dispatch(codec, chat, backend, await prompt)
+            return outcome if isinstance(outcome, Forward) else await outcome
         except RequestError as error:
             return self._error(error.info)
 
@@ -141,7 +175,9 @@ class GatewayRequest:
         except RequestError as error:
             return self._error(error.info)
 
-    def _dispatch(self, codec: ChatCodec, chat: ChatRequest, backend: Backend, prompt: Prompt) -> Forward:
+    def _dispatch(
+        self, codec: ChatCodec, chat: ChatRequest, backend: Backend, prompt: Prompt
+    ) -> Forward | Awaitable[Outcome]:
         """Everything that may refuse comes before the reservation, so that nothing has to be taken back."""
         ids = prompt.ids
         length = len(ids)
@@ -154,23 +190,59 @@ class GatewayRequest:
         text = AnswerText(sampling, tokens)
         renderer = codec.stream(chat, identity) if chat.stream else None
         whole = None if chat.stream else codec.whole(chat, identity)
+        prepared = _Prepared(backend, length, chat.losses, engine_request, decoder, text, renderer, whole)
+        admission = backend.pool.admission
+        if admission is None:
+            return self._forward(prepared, self._reserve(prepared))
+        admitted = admission.admit(length, self._tenant, self._priority, lambda: self._reserve(prepared))
+        if isinstance(admitted, Reservation):
+            return self._forward(prepared, admitted)
+        return self._forward_later(prepared, admitted)
+
+    def _reserve(self, prepared: _Prepared) -> Reservation:
+        """Choose the worker. Raises RequestError."""
+        pool = prepared.backend.pool
+        if not self._explain:
+            return pool.reserve(prepared.prompt_tokens)
+        reservation, self._decision = pool.reserve_explained(prepared.prompt_tokens)
+        return reservation
+
+    async def _forward_later(self, prepared: _Prepared, admitted: Awaitable[Reservation]) -> Outcome:
+        try:
+            return self._forward(prepared, await admitted)
+        except RequestError as error:
+            return self._error(error.info)
+
+    def _forward(self, prepared: _Prepared, reservation: Reservation) -> Forward:
+        """Hand over to the answer, which owns the reservation from now on."""
         route = self._route
         headers = [(route.dialect.request_id_header, self._request_id)] if self._request_id else []
-        pool = backend.pool
-        if self._explain:
-            reservation, decision = pool.reserve_explained(length)
-            headers.append((DECISION, msgspec.json.encode(decision).decode("ascii", "replace")))
-            if chat.losses:
+        if self._decision is not None:
+            headers.append((DECISION, msgspec.json.encode(self._decision).decode("ascii", "replace")))
+            if prepared.losses:
                 # Envoy refuses an answer whose headers are too large.
-                losses = msgspec.json.encode(chat.losses).decode("ascii", "replace")
+                losses = msgspec.json.encode(prepared.losses).decode("ascii", "replace")
                 headers.append((LOSSES, losses[:_MOST_LOSSES_BYTES]))
-        else:
-            reservation = pool.reserve(length)
-        if chat.stream:
+        if prepared.stream is not None:
             headers.append(("cache-control", "no-cache"))
+        backend = prepared.backend
+        engine_request = prepared.engine_request
+        rank = reservation.worker.rank
+        if rank is not None:
+            engine_request = backend.engine.with_rank(engine_request, rank)
+        pool = backend.pool.name
         account = self._account
-        account.pool = pool.name
-        parts = AnswerParts(route, account, reservation, decoder, text, renderer, whole, tuple(headers))
+        account.pool = pool
+        parts = AnswerParts(
+            route,
+            account,
+            reservation,
+            prepared.decoder,
+            prepared.text,
+            prepared.stream,
+            prepared.whole,
+            tuple(headers),
+        )
         answer = EngineAnswer(parts)
         self._forwarded = True
         destinations = reservation.destinations
@@ -179,7 +251,7 @@ class GatewayRequest:
                 (":path", engine_request.path),
                 ("content-type", "application/grpc"),
                 ("te", "trailers"),
-                (POOL, pool.name),
+                (POOL, pool),
                 (DESTINATION, destinations),
             ),
             _REMOVED,
