@@ -37,7 +37,7 @@ def body(turns: list[str], **fields: object) -> bytes:
 class FixedText:
     """A tokenizer that costs nothing, so that what is left is ours."""
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> FixedText:
+    def detokenizer(self, *, skip_special_tokens: bool, shown: tuple[str, ...] = ()) -> FixedText:
         return self
 
     def feed(self, ids: Sequence[int]) -> str:

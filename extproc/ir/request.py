@@ -70,6 +70,7 @@ class OutputFormat(Struct, frozen=True, kw_only=True):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
+    path: str = "response_format"  # what asked for it in the client's body, for errors
 
 
 class Sampling(Struct, frozen=True, kw_only=True):

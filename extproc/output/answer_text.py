@@ -1,7 +1,7 @@
 """An engine's tokens, choice by choice, to the events that dialects render.
 
-Per choice: ids → text (incremental detokenizing) → stop strings → deltas. Counting tokens stays with the engine's
-decoder.
+Per choice: ids → text (incremental detokenizing) → stop strings → reasoning and tool calls → deltas. Counting tokens
+stays with the engine's decoder, but for those of the reasoning, which only this can tell.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from extproc.engines.base import Ended, EngineEvent, ProtocolError, Tokens, TokenScores
 from extproc.ir import UNSET, Event, Finish, FinishReason, Sampling, TextDelta, TokenLogprob
+from extproc.output.reader import AnswerReader, Reading
 from extproc.output.stop import StopMatcher, StopStrings
 
 
@@ -29,8 +30,8 @@ class Detokenizer(Protocol):
 class TokenTexts(Protocol):
     """What a tokenizer offers here."""
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """For one choice."""
+    def detokenizer(self, *, skip_special_tokens: bool, shown: tuple[str, ...] = ()) -> Detokenizer:
+        """For one choice. `shown`: special tokens that are not skipped."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -41,17 +42,27 @@ class TokenTexts(Protocol):
 class AnswerText:
     """All choices of one answer."""
 
-    __slots__ = ("_choices", "_plain", "_unfinished", "aborted")
+    __slots__ = ("_choices", "_plain", "_unfinished", "aborted", "reasoning_tokens")
 
-    def __init__(self, sampling: Sampling, tokens: TokenTexts) -> None:
+    def __init__(self, sampling: Sampling, tokens: TokenTexts, reading: Reading | None = None) -> None:
+        """Without a `reading` the text is the answer as it stands."""
         skip = sampling.skip_special_tokens
+        self.reasoning_tokens = 0
+        """Of all choices together."""
         self.aborted = False
         """The engine gave up at least one choice."""
         # Without any of these a choice is its detokenizer alone.
-        self._plain = not (sampling.stop or sampling.stop_token_ids or sampling.top_logprobs is not None)
+        self._plain = not (sampling.stop or sampling.stop_token_ids or sampling.top_logprobs is not None or reading)
         stops = StopStrings(sampling.stop) if sampling.stop else None
         self._choices: list[_Choice | None] = [
-            _Choice(index, sampling, stops, tokens, tokens.detokenizer(skip_special_tokens=skip))
+            _Choice(
+                index,
+                sampling,
+                stops,
+                tokens,
+                tokens.detokenizer(skip_special_tokens=skip, shown=reading.shown if reading else ()),
+                None if reading is None else AnswerReader(reading, index),
+            )
             for index in range(sampling.n)
         ]
         self._unfinished = sampling.n
@@ -87,12 +98,16 @@ class AnswerText:
                 assert type(event) is Ended
                 finish = choice.ended(event, events)
             if finish is not None:
-                events.append(finish)
+                choice.finish(finish, events)
+                self.reasoning_tokens += choice.reasoning_tokens
                 choices[index] = None
                 self._unfinished -= 1
                 if finish.reason is FinishReason.ABORT:
                     self.aborted = True
         return events
+
+
+_ENDS_WITH_CALLS = frozenset((FinishReason.STOP, FinishReason.STOP_SEQUENCE))
 
 
 class _Choice:
@@ -103,12 +118,15 @@ class _Choice:
         "_entries",
         "_index",
         "_matcher",
+        "_reader",
         "_received",
         "_sampling",
         "_sent",
         "_tokens",
         "_unmatched_tokens",
+        "_waiting",
         "detokenizer",
+        "reasoning_tokens",
     )
 
     def __init__(
@@ -118,11 +136,15 @@ class _Choice:
         stops: StopStrings | None,
         tokens: TokenTexts,
         detokenizer: Detokenizer,
+        reader: AnswerReader | None,
     ) -> None:
         self._index = index
         self._sampling = sampling
         self._tokens = tokens
         self.detokenizer = detokenizer
+        self._reader = reader
+        self.reasoning_tokens = 0
+        self._waiting: list[TokenLogprob] = []  # log probabilities of text that the reader holds back
         self._matcher = None if stops is None else StopMatcher(stops, include_stop=sampling.include_stop)
         # A stop token is among the ids, but its text is not the answer's.
         self._end_ids: Collection[int] = () if sampling.include_stop else frozenset(sampling.stop_token_ids)
@@ -141,11 +163,11 @@ class _Choice:
             # One by one, so that it is known at which character each token begins.
             for token_id, scores in zip(ids, event.scores, strict=False):
                 self._entries.append((self._received, self._logprob(scores)))
-                finish = self._ids((token_id,), events)
+                finish = self._read_ids((token_id,), events)
                 if finish is not None:
                     return finish
             ids = ids[len(event.scores) :]
-        return self._ids(ids, events)
+        return self._read_ids(ids, events)
 
     def ended(self, event: Ended, events: list[Event]) -> Finish:
         """The rest of the text, and why it ends."""
@@ -159,6 +181,31 @@ class _Choice:
                 held = held[: at + len(matched) if self._sampling.include_stop else at]
             self._send(held, events)
         return Finish(self._index, event.reason, event.stop_string)
+
+    def finish(self, finish: Finish, events: list[Event]) -> None:
+        """The end itself, behind what the reader still held."""
+        reader = self._reader
+        if reader is not None and finish.reason is not FinishReason.ABORT:
+            self._add(reader.finish(), [], events, was_text=reader.in_text)
+            if reader.calls and finish.reason in _ENDS_WITH_CALLS:
+                finish = Finish(self._index, FinishReason.TOOL_CALLS)
+        events.append(finish)
+
+    def _read_ids(self, ids: Sequence[int], events: list[Event]) -> Finish | None:
+        """Where reasoning may come, its tokens are counted, one by one for the last of them."""
+        reader = self._reader
+        if reader is None:
+            return self._ids(ids, events)
+        for at, token_id in enumerate(ids):
+            if not reader.may_reason:
+                return self._ids(ids[at:], events)
+            before = reader.in_reasoning
+            finish = self._ids((token_id,), events)
+            if before or reader.in_reasoning:
+                self.reasoning_tokens += 1
+            if finish is not None:
+                return finish
+        return None
 
     def _ids(self, ids: Sequence[int], events: list[Event]) -> Finish | None:
         free = self._unmatched_tokens
@@ -201,7 +248,26 @@ class _Choice:
             if ready:
                 logprobs = [entry for _, entry in entries[:ready]]
                 del entries[:ready]
-        events.append(TextDelta(self._index, text, logprobs))
+        reader = self._reader
+        if reader is None:
+            events.append(TextDelta(self._index, text, logprobs))
+        else:
+            was_text = reader.in_text
+            self._add(reader.feed(text), logprobs or [], events, was_text=was_text)
+
+    def _add(self, found: list[Event], logprobs: list[TokenLogprob], events: list[Event], *, was_text: bool) -> None:
+        """What the reader found. Log probabilities are the text's alone: those of reasoning and calls are dropped."""
+        events += found
+        if self._entries is None:
+            return
+        self._waiting += logprobs
+        for event in reversed(found):
+            if type(event) is TextDelta:
+                event.logprobs = self._waiting
+                self._waiting = []
+                return
+        if found or not was_text:
+            self._waiting = []
 
     def _logprob(self, scores: TokenScores) -> TokenLogprob:
         token_bytes = self._tokens.token_bytes

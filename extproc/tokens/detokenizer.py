@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol
 
 from extproc.tokens.tables import ByteTable, TableData, TextTable, make_decoder
@@ -38,12 +39,13 @@ class DetokenizerTable:
     drop parts of a text, or stand for any of them with an id for the unknown.
     """
 
-    __slots__ = ("_data", "_make", "longest_bytes", "size", "streams")
+    __slots__ = ("_data", "_make", "_special", "longest_bytes", "size", "streams")
 
     def __init__(self, data: TableData) -> None:
         self._data = data
+        self._special = frozenset(data.special)
         self.longest_bytes = 0
-        self._make: Callable[[bool], Detokenizer]
+        self._make: Callable[[frozenset[int]], Detokenizer]  # given the ids that are skipped
         if isinstance(data, ByteTable):
             self._make = _byte_maker(data)
             self.size = len(data.pieces)
@@ -55,15 +57,14 @@ class DetokenizerTable:
             self.streams = True
         else:
             decode = make_decoder(json.loads(data.decoder)).decode
-            hidden = frozenset(data.special)
             names = data.names
-            self._make = lambda skip_special: _WholeDetokenizer(names, hidden if skip_special else frozenset(), decode)
+            self._make = lambda hidden: _WholeDetokenizer(names, hidden, decode)
             self.size = len(names)
             self.streams = False
 
-    def detokenizer(self, skip_special: bool) -> Detokenizer:
-        """For one choice. `skip_special` leaves out the tokens that the tokenizer declares as special."""
-        return self._make(skip_special)
+    def detokenizer(self, skip_special: bool, shown: frozenset[int] = frozenset()) -> Detokenizer:
+        """For one choice. `skip_special` leaves out the tokens that the tokenizer declares as special, but `shown`."""
+        return self._make(self._special - shown if skip_special else frozenset())
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token anywhere but at the start, special ones included; empty for an unknown id."""
@@ -78,12 +79,15 @@ class DetokenizerTable:
         return (data.names[token_id] or "").encode()
 
 
-def _byte_maker(data: ByteTable) -> Callable[[bool], Detokenizer]:
-    shown = data.pieces
-    visible = list(shown)
-    for at in data.special:
-        visible[at] = b""
-    return lambda skip_special: _ByteDetokenizer(visible if skip_special else shown)
+def _byte_maker(data: ByteTable) -> Callable[[frozenset[int]], Detokenizer]:
+    @cache
+    def visible(hidden: frozenset[int]) -> list[bytes]:
+        pieces = list(data.pieces)
+        for at in hidden:
+            pieces[at] = b""
+        return pieces
+
+    return lambda hidden: _ByteDetokenizer(visible(hidden))
 
 
 class _ByteDetokenizer:
@@ -114,15 +118,20 @@ class _ByteDetokenizer:
         return pending.decode("utf-8", "replace")
 
 
-def _text_maker(data: TextTable) -> Callable[[bool], Detokenizer]:
+def _text_maker(data: TextTable) -> Callable[[frozenset[int]], Detokenizer]:
     # Text is str; bytes belong to a run, and empty bytes leave everything as it is: ids that are skipped or unknown.
     shown: list[str | bytes] = [b"" if text is None else text for text in data.rest]
     for at, value in data.byte_values.items():
         shown[at] = bytes((value,))
-    visible = list(shown)
-    for at in data.special:
-        visible[at] = b""
-    return lambda skip_special: _TextDetokenizer(visible if skip_special else shown, data)
+
+    @cache
+    def visible(hidden: frozenset[int]) -> list[str | bytes]:
+        pieces = list(shown)
+        for at in hidden:
+            pieces[at] = b""
+        return pieces
+
+    return lambda hidden: _TextDetokenizer(visible(hidden), data)
 
 
 class _TextDetokenizer:

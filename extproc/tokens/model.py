@@ -43,6 +43,7 @@ _RESERVED_KWARGS = frozenset(
         "return_tensors",
     }
 )
+_END_CHARS = 64
 _SAMPLE = ("First question?", "An answer.", "Second question?")
 _RENDER_ERRORS = (TemplateError, InvalidTextError, TemplateBusyError, TokenizerError)
 _TEKKEN_END = "</s>"
@@ -54,6 +55,7 @@ class Prompt(Struct, frozen=True, gc=False):
 
     ids: TokenIds
     text_length: int  # characters of the rendered text; 0 where there is none
+    end: str = ""  # of that text, for what the answer continues
 
 
 class ModelTokens:
@@ -74,6 +76,7 @@ class ModelTokens:
         """Ids that end an answer."""
         if self._tekken is not None and not self.eos_ids:
             self.eos_ids = frozenset(at for token, at in tokenizer.inspection.added_ids.items() if token == _TEKKEN_END)
+        self._shown: dict[tuple[str, ...], frozenset[int]] = {}
         self._escaper: Escaper | None = None
         self._control_ids: frozenset[int] = frozenset()
 
@@ -86,11 +89,12 @@ class ModelTokens:
         cache: TokenCache | None = None,
         converted: Path | None = None,
         special_tokens_in_content: Literal["allow", "escape"] = "allow",
+        beside_traffic: bool = False,
     ) -> ModelTokens:
         """From a model's folder, or its tokenizer's file with a chat template file. Raises TokenizerError.
 
         `cache`: of all models of this process. `converted`: folder for what is made of tokenizers in other forms than
-        tokenizer.json.
+        tokenizer.json. `beside_traffic`: the process serves requests already, and nothing may hold it up.
         """
         located = await locate(path, converted)
         folder = located.folder
@@ -102,7 +106,7 @@ class ModelTokens:
                 named, special_tokens = await asyncio.to_thread(_find_templates, folder, template_override)
                 prompts = await ChatTemplates.load(named, special_tokens)
             loaded.push_async_callback(prompts.aclose)
-            tokenizer = await Tokenizer.load(located.tokenizer, cache)
+            tokenizer = await Tokenizer.load(located.tokenizer, cache, beside_traffic=beside_traffic)
             loaded.push_async_callback(tokenizer.aclose)
             model = await asyncio.to_thread(cls, folder, tokenizer, prompts)
             if model._tekken is None:
@@ -121,6 +125,11 @@ class ModelTokens:
     def template_engines(self) -> dict[str, Engine]:
         """The library that renders each chat template, by the template's name; empty with Mistral's encoder."""
         return {} if self._templates is None else self._templates.engines
+
+    @property
+    def template_text(self) -> str:
+        """All chat templates; empty with Mistral's encoder."""
+        return "" if self._templates is None else self._templates.text
 
     @property
     def longest_token_bytes(self) -> int:
@@ -157,7 +166,7 @@ class ModelTokens:
             raise _refused(str(error)) from error
         if ids is None:
             return self._prompt_async(text)
-        return Prompt(ids, len(text))
+        return Prompt(ids, len(text), text[-_END_CHARS:])
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> TokenIds:
         """The ids of a text that is no conversation. Raises RequestError."""
@@ -187,9 +196,15 @@ class ModelTokens:
         except TokenizerError as error:
             raise _failed(error) from error
 
-    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
-        """A new one, for one choice of one answer."""
-        return self._table.detokenizer(skip_special_tokens)
+    def detokenizer(self, skip_special_tokens: bool, shown: tuple[str, ...] = ()) -> Detokenizer:
+        """A new one, for one choice of one answer. `shown`: special tokens that are not skipped."""
+        if not shown:
+            return self._table.detokenizer(skip_special_tokens)
+        ids = self._shown.get(shown)
+        if ids is None:
+            added = self._tokenizer.inspection.added_ids
+            ids = self._shown[shown] = frozenset(added[token] for token in shown if token in added)
+        return self._table.detokenizer(skip_special_tokens, ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token, which may be a part of a UTF-8 character; empty for an unknown id."""
@@ -219,7 +234,7 @@ class ModelTokens:
         return await self._prompt_async(text)
 
     async def _prompt_async(self, text: str) -> Prompt:
-        return Prompt(await self._encode(text, "messages"), len(text))
+        return Prompt(await self._encode(text, "messages"), len(text), text[-_END_CHARS:])
 
     async def _encode(self, text: str, param: str) -> TokenIds:
         try:
@@ -245,7 +260,7 @@ class ModelTokens:
         control_ids = self._control_ids
         if sum(at in control_ids for at in ids) > sum(map(escaper.count, pieces)):
             raise _refused("the messages hold text which the tokenizer would turn into a control token")
-        return Prompt(ids, len(text))
+        return Prompt(ids, len(text), text[-_END_CHARS:])
 
     async def _look_at_sample(self, escape: bool) -> None:
         """Learn from a rendered conversation where messages begin, and which tokens the template writes."""

@@ -37,9 +37,15 @@ class ChatTemplates:
     """All templates of one model. Belongs to one event loop; close it to end its children."""
 
     def __init__(
-        self, processes: TemplateProcesses, inline: Mapping[str, ChatTemplate], profiles: Mapping[str, Profile]
+        self,
+        processes: TemplateProcesses,
+        inline: Mapping[str, ChatTemplate],
+        profiles: Mapping[str, Profile],
+        text: str,
     ) -> None:
         """Use `load`."""
+        self.text = text
+        """Of all templates."""
         self._processes = processes
         self._inline = inline
         self._profiles = profiles
@@ -70,7 +76,7 @@ class ChatTemplates:
         except BaseException:
             await processes.aclose()
             raise
-        return cls(processes, inline, profiles)
+        return cls(processes, inline, profiles, "\n".join(templates.values()))
 
     @property
     def engines(self) -> dict[str, Engine]:

@@ -45,7 +45,7 @@ def token_bytes(token_id: int) -> bytes:
 class ByteTokens:
     """The tokenizer's side."""
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> ByteDetokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool, shown: tuple[str, ...] = ()) -> ByteDetokenizer:
         return ByteDetokenizer(skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:

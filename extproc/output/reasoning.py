@@ -1,0 +1,134 @@
+"""Reasoning before the answer's text, between two markers.
+
+It is looked for at the beginning only: a model that writes about `<think>` later on is taken at its word. Where the
+prompt already ends with the opening marker, everything is reasoning until the closing one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from extproc.output.source import open_end
+
+__all__ = ["MARKERS", "ReasoningSplitter", "begins_inside"]
+
+MARKERS: dict[str, tuple[str, str]] = {
+    "think": ("<think>", "</think>"),
+    "deepseek_r1": ("<think>", "</think>"),  # of models whose reasoning begins without any marker
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed": ("<seed:think>", "</seed:think>"),
+    "kimi": ("◁think▷", "◁/think▷"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "gemma": ("<|channel>thought", "<channel|>"),
+}
+"""By the names that a configuration uses."""
+
+ALWAYS_INSIDE = frozenset(("deepseek_r1",))
+
+_NEWLINES = "\r\n"
+
+
+def begins_inside(name: str, prompt_end: str) -> bool:
+    """Whether the answer begins in the middle of the reasoning."""
+    return name in ALWAYS_INSIDE or prompt_end.rstrip().endswith(MARKERS[name][0])
+
+
+class _State(Enum):
+    BEGINNING = "beginning"  # the opening marker may come
+    INSIDE_BEGINNING = "inside_beginning"  # it is reasoning, and the model may repeat the marker
+    UNSURE = "unsure"  # reasoning, unless JSON comes at once
+    INSIDE = "inside"
+    BEHIND = "behind"  # newlines after the closing marker are dropped
+    TEXT = "text"
+
+
+class ReasoningSplitter:
+    """Tells one choice's reasoning from its text. Newlines next to the markers belong to them."""
+
+    __slots__ = ("_close", "_held", "_open", "_said", "_state")
+
+    def __init__(self, name: str, *, inside: bool, or_json: bool) -> None:
+        """`or_json`: the engine is bound to JSON, and may be so from the first token on, whatever the prompt began."""
+        self._open, self._close = MARKERS[name]
+        self._held = ""
+        self._said = False  # some reasoning
+        self._state = _State.BEGINNING if not inside else _State.UNSURE if or_json else _State.INSIDE_BEGINNING
+
+    @property
+    def inside(self) -> bool:
+        """What comes now is reasoning, or its closing marker."""
+        return self._state is _State.INSIDE or self._state is _State.INSIDE_BEGINNING
+
+    @property
+    def done(self) -> bool:
+        """No reasoning comes any more."""
+        return self._state is _State.TEXT or self._state is _State.BEHIND
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Reasoning and text that are certain now.
+
+        Hot: once per token of a model that reasons.
+        """
+        state = self._state
+        if state is _State.TEXT:
+            return "", text
+        if state is _State.INSIDE:
+            return self._inside(text)
+        if state is _State.BEHIND:
+            return "", self._behind(text)
+        return self._beginning(self._held + text)
+
+    def finish(self) -> tuple[str, str]:
+        """What was held back, once nothing follows."""
+        held, self._held = self._held, ""
+        if self._state is _State.INSIDE:
+            return held.rstrip(_NEWLINES), ""
+        if self._state is _State.INSIDE_BEGINNING or self._state is _State.UNSURE:
+            return held.strip(_NEWLINES), ""
+        return "", held
+
+    def _beginning(self, text: str) -> tuple[str, str]:
+        self._held = ""
+        begun = text.lstrip()
+        state = self._state
+        if state is _State.UNSURE and begun:
+            if begun[0] in "{[" and not begun.startswith(self._open[:1]):
+                self._state = _State.TEXT
+                return "", text
+            state = self._state = _State.INSIDE_BEGINNING
+        if begun.startswith(self._open):
+            self._state = _State.INSIDE
+            return self._inside(begun[len(self._open) :])
+        if self._open.startswith(begun):
+            self._held = text
+            return "", ""
+        if state is _State.INSIDE_BEGINNING:
+            self._state = _State.INSIDE
+            return self._inside(text)
+        self._state = _State.TEXT
+        return "", text
+
+    def _inside(self, text: str) -> tuple[str, str]:
+        if not self._said:
+            text = (self._held + text).lstrip(_NEWLINES)
+            self._held = ""
+        elif self._held:
+            text = self._held + text
+            self._held = ""
+        place = text.find(self._close)
+        if place >= 0:
+            self._state = _State.BEHIND
+            reasoning = text[:place].rstrip(_NEWLINES)
+            return reasoning, self._behind(text[place + len(self._close) :])
+        end = len(text) - open_end(text, self._close)
+        end = len(text[:end].rstrip(_NEWLINES))
+        self._held = text[end:]
+        if end:
+            self._said = True
+        return text[:end], ""
+
+    def _behind(self, text: str) -> str:
+        text = text.lstrip(_NEWLINES)
+        if text:
+            self._state = _State.TEXT
+        return text
