@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _ARCHIVE_TIMEOUT_S = 60.0
 _ARCHIVE_LIMIT_BYTES = 256 << 20
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
+_LAST = ".last"  # ends the name of a pool's file that says which tokenizer its workers sent
 
 
 class Preparation:
@@ -34,32 +36,37 @@ class Preparation:
         cache: Path,
         ready: Callable[[Backend], None],
         token_cache: TokenCache | None = None,
+        serves: Callable[[], bool] = lambda: False,
     ) -> None:
         """`cache`: folder for tokenizers that workers send or that are converted. `ready` is called once.
 
-        `token_cache`: of all pools.
+        `token_cache`: of all pools. `serves`: whether other pools' requests are served by now.
         """
         self._section = section
         self._backend = backend
         self._cache = cache
         self._ready = ready
         self._token_cache = token_cache
-        self._loaded_early: ModelTokens | None = None
+        self._serves = serves
+        self._last = cache / f"{section.name}{_LAST}"
+        self._loaded_early: tuple[Path, ModelTokens] | None = None
 
     async def load_early(self) -> None:
         """Load a tokenizer that is on this machine: before there is traffic, for it holds up the event loop.
 
-        Does nothing where that fails; `run` tries again and says why.
+        One that a worker sent is expected to be what it will send again. Does nothing where loading fails; `run` tries
+        again and says why.
         """
         source = self._section.tokenizer
-        if source != "worker":
+        path = await asyncio.to_thread(self._sent_last) if source == "worker" else source
+        if path is not None:
             with contextlib.suppress(TokenizerError):
-                self._loaded_early = await self._load(source)
+                self._loaded_early = path, await self._load(path)
 
     async def aclose(self) -> None:
         """Close a tokenizer that the pool has not got yet."""
         if self._loaded_early is not None:
-            await self._loaded_early.aclose()
+            await self._loaded_early[1].aclose()
 
     async def run(self) -> None:
         """Returns when the pool is ready. What stands in the way is logged each time that it changes."""
@@ -94,7 +101,13 @@ class Preparation:
             path = source
             if self._backend.context_tokens is None:
                 self._learn(await self._any_info())
-        tokens, self._loaded_early = self._loaded_early or await self._load(path), None
+        early, self._loaded_early = self._loaded_early, None
+        if early is not None and early[0] != path:
+            await early[1].aclose()
+            early = None
+        tokens = await self._load(path) if early is None else early[1]
+        if source == "worker":
+            await asyncio.to_thread(self._remember, path)
         if self._backend.context_tokens is None:
             self._backend.context_tokens = tokens.context_tokens
         return tokens
@@ -107,7 +120,23 @@ class Preparation:
             cache=self._token_cache,
             converted=self._cache,
             special_tokens_in_content=section.special_tokens_in_content,
+            beside_traffic=self._serves(),
         )
+
+    def _sent_last(self) -> Path | None:
+        """The folder of the tokenizer that a worker of this pool sent to an earlier process."""
+        try:
+            name = self._last.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return None
+        folder = self._cache / name
+        return folder if folder.is_dir() and folder.resolve().parent == self._cache.resolve() else None
+
+    def _remember(self, folder: Path) -> None:
+        beside = self._last.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):  # it is only for the next start
+            beside.write_text(folder.name, encoding="utf-8")
+            beside.replace(self._last)
 
     def _learn(self, info: ModelInfo | None) -> None:
         if info is not None and info.context_tokens and self._backend.context_tokens is None:

@@ -171,8 +171,11 @@ class Processor:
         self._checks.start()
 
     def _prepare(self, fleet: Fleet, folder: Path, token_cache: TokenCache | None) -> None:
+        def serves() -> bool:
+            return any(backend.tokens is not None for backend in fleet.backends.values())
+
         self._preparations = [
-            Preparation(section, fleet.backends[section.name], folder, self._pool_ready, token_cache)
+            Preparation(section, fleet.backends[section.name], folder, self._pool_ready, token_cache, serves)
             for section in self._config.pools
         ]
 

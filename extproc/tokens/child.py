@@ -1,11 +1,12 @@
-"""The child processes in which the library `tokenizers` runs, started by `remote`.
+"""The child processes in which tokenizers run that the serving process must not load, started by `remote`.
 
 `inspect FILE`: inspects the tokenizer, writes one msgpack value to standard output and ends.
 
-`serve FILE DIGEST`: encodes texts until standard input ends, so that it never outlives its parent.
+`serve FILE DIGEST LIBRARY`: encodes texts until standard input ends, so that it never outlives its parent.
  request: id (u64), what (u8: 0 encode, 1 name), length (u32), then UTF-8 text or ids as uint32.
- reply: id (u64), status (u8: 0 done, 1 error), length (u32), then ids as uint32, or a msgpack array of names, or an
- error's text. All little-endian. The first reply has id 0 and says that the tokenizer is loaded.
+ reply: id (u64), status (u8: 0 done, 1 error, 2 a text that this library cannot encode), length (u32), then ids as
+ uint32, or a msgpack array of names, or an error's text.
+ All little-endian. The first reply has id 0 and says that the tokenizer is loaded.
  Replies come in the order in which they are ready.
 """
 
@@ -20,15 +21,24 @@ import threading
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
+from extproc.tokens.fast_library import THREADS, load_fast, warm_fast
+
 REQUEST = struct.Struct("<QBI")
 REPLY = struct.Struct("<QBI")
-OK, FAILED = 0, 1
+OK, FAILED, REFUSED = 0, 1, 2
 ENCODE, NAME = 0, 1
-_THREADS = 2
+
+
+class Library(StrEnum):
+    """What encodes."""
+
+    TOKENIZERS = "tokenizers"
+    FASTOKENS = "fastokens"
 
 
 def main(arguments: list[str]) -> None:
@@ -45,7 +55,7 @@ def main(arguments: list[str]) -> None:
         replies.write(msgspec.msgpack.encode(inspect_tokenizer(Path(arguments[1]))))
         replies.flush()
     else:
-        _Server(replies.fileno()).run(Path(arguments[1]), arguments[2])
+        _Server(replies.fileno()).run(Path(arguments[1]), arguments[2], Library(arguments[3]))
 
 
 def _end_with_parent() -> None:
@@ -54,40 +64,25 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-class _Server:
-    def __init__(self, replies: int) -> None:
-        self._replies = replies
-        self._lock = threading.Lock()
+class _RefusedTextError(Exception):
+    pass
 
-    def run(self, path: Path, digest: str) -> None:
+
+class _Reference:
+    """The library `tokenizers`."""
+
+    def __init__(self, path: Path, digest: str, _: ThreadPoolExecutor) -> None:
         from tokenizers import Tokenizer
 
-        try:
-            raw = path.read_bytes()
-            if hashlib.sha256(raw).hexdigest() != digest:
-                raise ValueError(f"{path} was changed after it was loaded; restart to use the new file")
-            self._tokenizer = Tokenizer.from_str(raw.decode())
-            self._tokenizer.no_truncation()
-            self._tokenizer.no_padding()
-        except BaseException as error:  # a panic of the library is no Exception
-            self._reply(0, FAILED, str(error).encode())
-            return
-        self._reply(0, OK, b"")
-        pool = ThreadPoolExecutor(_THREADS)
-        while header := _read(REQUEST.size):
-            request_id, what, length = REQUEST.unpack(header)
-            pool.submit(self._answer, request_id, self._encode if what == ENCODE else self._name, _read(length))
-        # Not waiting for the pool: nobody is left to read what it still encodes.
-        os._exit(0)
+        raw = path.read_bytes()
+        if hashlib.sha256(raw).hexdigest() != digest:
+            raise ValueError(f"{path} was changed after it was loaded; restart to use the new file")
+        self._tokenizer = Tokenizer.from_str(raw.decode())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.id_to_token = self._tokenizer.id_to_token
 
-    def _answer(self, request_id: int, work: Callable[[bytes], bytes], data: bytes) -> None:
-        try:
-            status, payload = OK, work(data)
-        except BaseException as error:  # a panic of the library is no Exception
-            status, payload = FAILED, f"{type(error).__name__}: {error}".encode()
-        self._reply(request_id, status, payload)
-
-    def _encode(self, text: bytes) -> bytes:
+    def encode(self, text: bytes) -> bytes:
         # The batch call releases the interpreter lock, the single one does not.
         (encoding,) = self._tokenizer.encode_batch_fast([text.decode()], add_special_tokens=False)
         ids = array("I", encoding.ids)
@@ -95,11 +90,59 @@ class _Server:
             ids.byteswap()
         return ids.tobytes()
 
+
+class _Fast:
+    """The library `fastokens`."""
+
+    def __init__(self, path: Path, digest: str, pool: ThreadPoolExecutor) -> None:
+        tokenizer = load_fast(path, digest)
+        warm_fast(tokenizer, pool)
+        self._encode = tokenizer.encode_batch_flat
+        self.id_to_token = tokenizer.id_to_token
+
+    def encode(self, text: bytes) -> bytes:
+        try:
+            packed, _ = self._encode([text.decode()])
+        except ValueError as error:
+            raise _RefusedTextError from error
+        return bytes(packed)
+
+
+class _Server:
+    def __init__(self, replies: int) -> None:
+        self._replies = replies
+        self._lock = threading.Lock()
+
+    def run(self, path: Path, digest: str, library: Library) -> None:
+        pool = ThreadPoolExecutor(THREADS)
+        try:
+            load = _Reference if library is Library.TOKENIZERS else _Fast
+            self._encoder = load(path, digest, pool)
+        except BaseException as error:  # a panic of the library is no Exception
+            self._reply(0, FAILED, str(error).encode())
+            os._exit(0)
+        self._reply(0, OK, b"")
+        while header := _read(REQUEST.size):
+            request_id, what, length = REQUEST.unpack(header)
+            work = self._encoder.encode if what == ENCODE else self._name
+            pool.submit(self._answer, request_id, work, _read(length))
+        # Not waiting for the pool: nobody is left to read what it still encodes.
+        os._exit(0)
+
+    def _answer(self, request_id: int, work: Callable[[bytes], bytes], data: bytes) -> None:
+        try:
+            status, payload = OK, work(data)
+        except _RefusedTextError:
+            status, payload = REFUSED, b""
+        except BaseException as error:  # a panic of the library is no Exception
+            status, payload = FAILED, f"{type(error).__name__}: {error}".encode()
+        self._reply(request_id, status, payload)
+
     def _name(self, packed: bytes) -> bytes:
         ids = array("I", packed)
         if sys.byteorder == "big":
             ids.byteswap()
-        return msgspec.msgpack.encode([self._tokenizer.id_to_token(at) for at in ids])
+        return msgspec.msgpack.encode([self._encoder.id_to_token(at) for at in ids])
 
     def _reply(self, request_id: int, status: int, payload: bytes) -> None:
         data = memoryview(REPLY.pack(request_id, status, len(payload)) + payload)

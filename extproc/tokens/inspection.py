@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from extproc.token_ids import MAX_IDS
 from extproc.tokens.cache_boundaries import isolated
+from extproc.tokens.fast_library import seconds_of_lock
 from extproc.tokens.probes import probes
 from extproc.tokens.source import MAX_JSON_BYTES
 from extproc.tokens.tables import TableData, build_table
@@ -59,6 +60,8 @@ class Inspection(Struct, tag=True):
     refusal: str | None  # why the fast library must not serve, None where it is exact
     suspect_characters: str = ""  # texts with one of these go to the reference library
     boundary_tokens: list[str] = []  # a text can be cut in front of these and its parts encoded one by one
+    lock_s: float = 0.0
+    """For how long the fast library holds the interpreter lock when it loads the file, measured."""
     template_ids: tuple[list[int], list[int]] | None = None
     """What stands before and after the ids of a text when special tokens are added; None where that is not all."""
 
@@ -92,11 +95,13 @@ def inspect_tokenizer(path: Path) -> Inspection | Failure:
         return Failure(f"the decoder of {path} cannot be used: {error}")
     if reference.get_vocab_size(with_added_tokens=True) > MAX_IDS:
         return Failure(f"the vocabulary of {path} has more than {MAX_IDS} tokens")
+    refusal = _file_rules(spec) or _compare(text, reference)
     return Inspection(
         digest=hashlib.sha256(raw).hexdigest(),
         table=table,
         added_ids={token.content: at for at, token in reference.get_added_tokens_decoder().items()},
-        refusal=_file_rules(spec) or _compare(text, reference),
+        refusal=refusal,
+        lock_s=0.0 if refusal else seconds_of_lock(text),
         suspect_characters=_suspect_characters(spec),
         boundary_tokens=[token for at, token in enumerate(isolated(spec)) if _cuts(reference, token, at)],
         template_ids=_template_ids(reference),

@@ -1,4 +1,4 @@
-"""The library `tokenizers` in child processes, as the serving process uses it.
+"""Tokenizers in child processes, as the serving process uses them.
 
 A child ends when its standard input ends, so also when this process is killed. A child that dies is started again for
 the next text; the text that it was busy with is tried once more, then its error is raised.
@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 
 from extproc.token_ids import TokenIds
-from extproc.tokens.child import ENCODE, FAILED, NAME, REPLY, REQUEST
+from extproc.tokens.child import ENCODE, FAILED, NAME, REFUSED, REPLY, REQUEST, Library
 from extproc.tokens.inspection import Failure, Inspection
 from extproc.tokens.source import TokenizerError
 
-__all__ = ["RemoteEncoder", "run_inspection"]
+__all__ = ["RefusedError", "RemoteEncoder", "run_inspection"]
 
 _COMMAND = (sys.executable, "-P", "-m", "extproc.tokens.child")
 _LOAD_TIMEOUT_S = 120.0
@@ -64,13 +64,18 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
+class RefusedError(Exception):
+    """The library cannot encode this text; another one may."""
+
+
 class RemoteEncoder:
     """Encodes texts of one tokenizer in a child, which starts with the first text. Belongs to one event loop."""
 
-    def __init__(self, path: Path, digest: str) -> None:
+    def __init__(self, path: Path, digest: str, library: Library = Library.TOKENIZERS) -> None:
         """`digest` is the file's SHA-256: a file changed meanwhile would give ids of another vocabulary."""
         self._path = path
         self._digest = digest
+        self._library = library
         self._child: _Child | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -85,7 +90,10 @@ class RemoteEncoder:
         await self._running()
 
     async def encode(self, text: bytes) -> bytes:
-        """The ids of a UTF-8 text as uint32, little-endian, without special tokens added. Raises TokenizerError."""
+        """The ids of a UTF-8 text as uint32, little-endian, without special tokens added.
+
+        Raises TokenizerError, RefusedError.
+        """
         return await self._ask(ENCODE, text)
 
     async def names(self, ids: Sequence[int]) -> list[str | None]:
@@ -125,7 +133,7 @@ class RemoteEncoder:
                     return self._child
                 await self._child.aclose()
                 self._child = None
-            self._child = await _Child.start(self._path, self._digest)
+            self._child = await _Child.start(self._path, self._digest, self._library)
             return self._child
 
 
@@ -144,8 +152,8 @@ class _Child:
         self._reader: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, path: Path, digest: str) -> _Child:
-        process = await _start("serve", str(path), digest)
+    async def start(cls, path: Path, digest: str, library: Library) -> _Child:
+        process = await _start("serve", str(path), digest, library)
         child = cls(process)
         ready = child._waiting[0] = asyncio.get_running_loop().create_future()
         child._reader = asyncio.create_task(child._read())
@@ -205,7 +213,9 @@ class _Child:
                 waiter = self._waiting.get(request_id)
                 if waiter is None or waiter.done():
                     continue  # whoever asked has gone
-                if status == FAILED:
+                if status == REFUSED:
+                    waiter.set_exception(RefusedError())
+                elif status == FAILED:
                     waiter.set_exception(TokenizerError(f"the tokenizer failed: {payload.decode(errors='replace')}"))
                 else:
                     waiter.set_result(payload)

@@ -5,19 +5,17 @@ one on a few warmed threads, and texts or whole tokenizers that only the referen
 process.
 
 The fast library holds the interpreter lock for the first 40 to 90 ms of loading a large vocabulary, whichever thread
-loads it, and a thread's first encoding makes state for that thread: 40 to 160 ms in fresh memory, 2 ms in memory that
-the state of an ended thread has left. So a few short-lived threads encode first, and whoever can loads tokenizers
-before serving.
+loads it. So whoever can loads tokenizers before serving; a large one that comes later, while requests are served, is
+loaded by a child and encodes there, which costs each of its requests about 0.1 ms of CPU.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -25,18 +23,16 @@ from typing import Any, Literal
 from extproc.token_ids import TokenIds
 from extproc.tokens.cache import Found, TextCache, TokenCache
 from extproc.tokens.cache_boundaries import Boundaries, choose
+from extproc.tokens.child import Library
+from extproc.tokens.fast_library import THREADS, WARM_TEXT, load_fast, warm_fast
 from extproc.tokens.inspection import Inspection
-from extproc.tokens.remote import RemoteEncoder, run_inspection
-from extproc.tokens.source import TokenizerError, locate_tokenizer
+from extproc.tokens.remote import RefusedError, RemoteEncoder, run_inspection
+from extproc.tokens.source import locate_tokenizer
 
 __all__ = ["InvalidTextError", "Tokenizer"]
 
 _INLINE_BUDGET_S = 0.002
-_THREADS = 2  # each keeps 17 to 34 MB for the fast library
-_WARMING_THREADS = 4  # that leave their memory to the event loop's
-_WARM_TIMEOUT_S = 30.0  # only ever reached when the load was given up between its two threads
-_WARM_TEXT = "Warm up: 1234 tokens, café, 你好, 😀!\n"
-_WARM_LONG_TEXT = _WARM_TEXT * 4096  # long enough for the library to use threads of its own
+_LOCK_BUDGET_S = 0.01  # a child loads what would hold the interpreter lock for longer while requests are served
 _log = logging.getLogger(__name__)
 
 
@@ -51,40 +47,51 @@ class Tokenizer:
     """One tokenizer.json, loaded. Belongs to one event loop; close it to end its child and its threads."""
 
     def __init__(
-        self, inspection: Inspection, remote: RemoteEncoder, fast: _FastEncoder | None, store: TokenCache | None
+        self,
+        inspection: Inspection,
+        remote: RemoteEncoder,
+        fast: _FastEncoder | None,
+        fast_remote: RemoteEncoder | None,
+        store: TokenCache | None,
     ) -> None:
-        """Use `load`."""
+        """Use `load`. At most one of `fast` and `fast_remote` is given."""
         self.inspection = inspection
         self._remote = remote
         self._fast = fast
+        self._fast_remote = fast_remote
         self._suspects = inspection.suspect_characters
         self._inline_characters = -1 if fast is None else fast.inline_characters
         self._store = store
         self._cache = None if store is None else self._cut_at({}, store)
 
     @classmethod
-    async def load(cls, path: Path, store: TokenCache | None = None) -> Tokenizer:
+    async def load(cls, path: Path, store: TokenCache | None = None, *, beside_traffic: bool = False) -> Tokenizer:
         """From a folder with a tokenizer.json, or the file itself; without `store` nothing is cached.
 
-        Raises TokenizerError.
+        `beside_traffic`: this process serves requests already, and nothing may hold it up. Raises TokenizerError.
         """
         file = locate_tokenizer(path)
         inspection = await run_inspection(file)
         remote = RemoteEncoder(file, inspection.digest)
         fast: _FastEncoder | None = None
-        if inspection.refusal is None:
-            fast = await _FastEncoder.load(file, inspection.digest)
-        else:
+        fast_remote: RemoteEncoder | None = None
+        if inspection.refusal is not None:
             await remote.start()
-        tokenizer = cls(inspection, remote, fast, store)
+        elif beside_traffic and inspection.lock_s > _LOCK_BUDGET_S:
+            fast_remote = RemoteEncoder(file, inspection.digest, Library.FASTOKENS)
+            await fast_remote.start()
+        else:
+            fast = await _FastEncoder.load(file, inspection.digest)
+        tokenizer = cls(inspection, remote, fast, fast_remote, store)
         why = inspection.refusal or "identical ids on all probes"
-        _log.info("%s is served with %s: %s", file, tokenizer.serves_with, why)
+        where = "" if fast_remote is None else " in a process of its own until the next start"
+        _log.info("%s is served with %s%s: %s", file, tokenizer.serves_with, where, why)
         return tokenizer
 
     @property
     def serves_with(self) -> Literal["fastokens", "tokenizers"]:
         """The library that encodes most texts."""
-        return "tokenizers" if self._fast is None else "fastokens"
+        return "tokenizers" if self._fast is None and self._fast_remote is None else "fastokens"
 
     def cut_like(self, sample: str, messages: Sequence[str]) -> tuple[str, ...]:
         """From now on cache texts by messages; `sample` is a conversation with the texts `messages`, rendered.
@@ -143,14 +150,19 @@ class Tokenizer:
 
     async def _encode_outside(self, text: str) -> bytes:
         packed: bytes | None = None
-        fast = self._fast
-        if fast is not None and not any(character in text for character in self._suspects):
+        fast, fast_remote = self._fast, self._fast_remote
+        suspect = any(character in text for character in self._suspects)
+        if fast is not None and not suspect:
             packed = await fast.encode_in_thread(text)
         if packed is None:
             try:
                 data = text.encode()
             except UnicodeEncodeError:
                 raise InvalidTextError from None
+            if fast_remote is not None and not suspect:
+                with suppress(RefusedError):
+                    packed = await fast_remote.encode(data)
+        if packed is None:
             packed = await self._remote.encode(data)
         return TokenIds.from_packed(packed).varints
 
@@ -158,12 +170,14 @@ class Tokenizer:
         """The tokens as the vocabulary writes them; None for an unknown id. Raises TokenizerError."""
         if self._fast is not None:
             return await self._fast.names(ids)
-        return await self._remote.names(ids)
+        return await (self._fast_remote or self._remote).names(ids)
 
     async def aclose(self) -> None:
         """End the child process and the threads. What is still being encoded fails."""
         if self._fast is not None:
             self._fast.close()
+        if self._fast_remote is not None:
+            await self._fast_remote.aclose()
         await self._remote.aclose()
 
 
@@ -189,14 +203,10 @@ class _FastEncoder:
 
     @classmethod
     async def load(cls, path: Path, digest: str) -> _FastEncoder:
-        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="encode")
-        loop = asyncio.get_running_loop()
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="encode")
         try:
-            tokenizer = await loop.run_in_executor(pool, _load, path, digest)
-            await loop.run_in_executor(pool, _leave_memory, tokenizer)
-            # A barrier, so that each thread takes one of the warming texts.
-            barrier = threading.Barrier(_THREADS)
-            await asyncio.gather(*(loop.run_in_executor(pool, _warm, tokenizer, barrier) for _ in range(_THREADS)))
+            tokenizer = await asyncio.get_running_loop().run_in_executor(pool, load_fast, path, digest)
+            await asyncio.to_thread(warm_fast, tokenizer, pool)
             return cls(tokenizer, pool)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -223,38 +233,12 @@ class _FastEncoder:
         """Of encoding texts that no cache knows, on this thread. Warms it."""
         encode = self.encode_flat
         for at in range(8):
-            encode([_WARM_TEXT + str(at)])
+            encode([WARM_TEXT + str(at)])
         seconds, characters = 0.0, 0
         for at in range(1, 4):
-            text = "".join(f"{_WARM_TEXT}words_{at * line * 7919} привет мир, naïve\n" for line in range(32))
+            text = "".join(f"{WARM_TEXT}words_{at * line * 7919} привет мир, naïve\n" for line in range(32))
             started = perf_counter()
             encode([text])
             seconds += perf_counter() - started
             characters += len(text)
         return seconds / characters
-
-
-def _load(path: Path, digest: str) -> Any:
-    from fastokens import Tokenizer as FastTokenizer
-
-    raw = path.read_bytes()
-    if hashlib.sha256(raw).hexdigest() != digest:
-        raise TokenizerError(f"{path} was changed while it was loaded; load it again")
-    tokenizer = FastTokenizer.from_json_str(raw.decode())
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _leave_memory(tokenizer: Any) -> None:
-    for _ in range(_WARMING_THREADS):
-        thread = threading.Thread(target=tokenizer.encode_batch_flat, args=([_WARM_TEXT],))
-        thread.start()
-        thread.join()
-
-
-def _warm(tokenizer: Any, barrier: threading.Barrier) -> None:
-    barrier.wait(_WARM_TIMEOUT_S)
-    for at in range(4):
-        tokenizer.encode_batch_flat([_WARM_TEXT + str(at)])
-    tokenizer.encode_batch_flat([_WARM_LONG_TEXT])

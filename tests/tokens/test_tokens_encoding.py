@@ -286,26 +286,28 @@ async def test_a_text_that_a_dying_child_held_is_encoded_by_the_next(remote_file
         await remote.aclose()
 
 
-async def test_a_child_that_dies_on_each_try_is_a_clear_error(remote_file: Path) -> None:
+async def test_a_child_that_dies_on_each_try_is_a_clear_error(
+    remote_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remote = _remote(remote_file)
-    stopped: set[int] = set()
+    running = remote._running
+    stopped: list[int] = []
+
+    async def stopped_then_killed() -> Any:
+        """Stopped before it gets the text, killed once the text is written."""
+        child = await running()
+        stopped.append(child.process.pid)
+        os.kill(child.process.pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_soon(os.kill, child.process.pid, signal.SIGKILL)
+        return child
+
+    monkeypatch.setattr(remote, "_running", stopped_then_killed)
     try:
-        await remote.start()
-        assert remote.pid is not None
-        os.kill(remote.pid, signal.SIGSTOP)
-        waiting = asyncio.create_task(remote.encode(b"poison"))
-        while not waiting.done():
-            pid = remote.pid
-            if pid is not None and pid not in stopped:
-                # Stopped as soon as it is seen, so that it cannot answer before it is killed.
-                os.kill(pid, signal.SIGSTOP)
-                stopped.add(pid)
-                await asyncio.sleep(0)
-                os.kill(pid, signal.SIGKILL)
-            await asyncio.sleep(0)
         with pytest.raises(TokenizerError, match="died twice"):
-            await waiting
-        assert len(stopped) == 2
+            await remote.encode(b"poison")
+        assert len(set(stopped)) == 2
+        monkeypatch.undo()
+        assert await remote.encode(b"the quick")
     finally:
         await remote.aclose()
 
