@@ -237,6 +237,20 @@ class Pool(Section):
         "token, as in the engines themselves, so whoever writes a message can end it and begin another in any role. "
         "`escape`: it stays text.",
     )
+    tool_parser: Literal[
+        "auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "pythonic", "glm", "harmony"
+    ] = Field(
+        default="auto",
+        description="How tool calls are read from the model's text. `auto`: by what the chat template writes. `none`: "
+        "they stay text.",
+    )
+    reasoning_parser: Literal[
+        "auto", "none", "think", "deepseek_r1", "mistral", "seed", "kimi", "cohere", "gemma", "harmony"
+    ] = Field(
+        default="auto",
+        description="How reasoning is told from the answer's text: by its markers, `deepseek_r1` also where the first "
+        "one is missing. `auto`: by what the chat template writes. `none`: it stays text.",
+    )
     policy: Literal["least_load", "round_robin", "random"] = Field(
         default="least_load",
         description="How a worker is chosen: `least_load` takes the one with the fewest prompt tokens dispatched and "

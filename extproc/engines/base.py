@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from extproc.ir import ErrorInfo, FinishReason, Sampling
+from extproc.ir import ErrorInfo, FinishReason, OutputFormat, Sampling
 
 
 class TokenScores(Struct, gc=False):
@@ -74,8 +74,16 @@ class Engine(Protocol):
 
     name: str
 
-    def generate(self, request_id: str, prompt: Sequence[int], sampling: Sampling, *, stream: bool) -> EngineRequest:
-        """Raises RequestError where the engine cannot carry what is asked."""
+    def generate(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        stream: bool,
+        output: OutputFormat | None = None,
+    ) -> EngineRequest:
+        """`output`: what form the text must have. Raises RequestError where the engine cannot carry what is asked."""
         ...
 
     def with_rank(self, request: EngineRequest, rank: int) -> EngineRequest:

@@ -22,7 +22,7 @@ from extproc.engines.base import Decoder, Ended, EngineEvent, EngineRequest, Pro
 from extproc.engines.fields import logprobs_to_ask, scores
 from extproc.engines.grpc_status import error_of
 from extproc.engines.prompt_field import PromptField
-from extproc.ir import ErrorInfo, ErrorKind, FinishReason, RequestError, Sampling
+from extproc.ir import ErrorInfo, ErrorKind, FinishReason, OutputFormat, RequestError, Sampling
 from extproc.transport.framing import Deframer, FramingError
 
 GENERATE = "/mlx.grpc.engine.MlxEngine/Generate"
@@ -38,8 +38,18 @@ class MlxEngine:
 
     name = "mlx"
 
-    def generate(self, request_id: str, prompt: Sequence[int], sampling: Sampling, *, stream: bool) -> EngineRequest:
+    def generate(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        stream: bool,
+        output: OutputFormat | None = None,
+    ) -> EngineRequest:
         """The gRPC request for one prompt of token ids. Raises RequestError (UNSUPPORTED)."""
+        if output is not None:
+            raise _unsupported(output.path, "answers that are bound to a form")
         if sampling.n != 1:
             raise _unsupported("n", "more than one choice")
         if sampling.min_tokens is not UNSET and sampling.min_tokens > 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from google.protobuf.message import DecodeError
 from msgspec import UNSET
 from smg_grpc_proto.generated.vllm_engine_pb2 import (
@@ -22,7 +23,7 @@ from extproc.engines.fields import logprobs_to_ask, scores
 from extproc.engines.grpc_status import error_of
 from extproc.engines.prompt_field import PromptField
 from extproc.engines.rank_field import RankField
-from extproc.ir import ErrorInfo, ErrorKind, FinishReason, Sampling
+from extproc.ir import ErrorInfo, ErrorKind, FinishReason, OutputFormat, Sampling
 from extproc.transport.framing import Deframer, FramingError
 
 GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
@@ -43,10 +44,20 @@ class VllmEngine:
 
     name = "vllm"
 
-    def generate(self, request_id: str, prompt: Sequence[int], sampling: Sampling, *, stream: bool) -> EngineRequest:
+    def generate(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        stream: bool,
+        output: OutputFormat | None = None,
+    ) -> EngineRequest:
         """The gRPC request for one prompt of token ids."""
         message = GenerateRequest(request_id=request_id, stream=stream)
         _fill_sampling(message.sampling_params, sampling)
+        if output is not None:
+            _constrain(message.sampling_params, output)
         return EngineRequest(GENERATE, _PROMPT.frame(message.SerializeToString(), prompt))
 
     def with_rank(self, request: EngineRequest, rank: int) -> EngineRequest:
@@ -94,6 +105,22 @@ def _fill_sampling(params: SamplingParams, sampling: Sampling) -> None:
         params.seed = seed if -(1 << 31) <= seed < 1 << 31 else seed & 0x7FFF_FFFF
     if sampling.top_logprobs is not None:
         params.logprobs = logprobs_to_ask(sampling.top_logprobs)
+
+
+def _constrain(params: SamplingParams, output: OutputFormat) -> None:
+    match output.kind:
+        case "json_schema":
+            params.json_schema = msgspec.json.encode(output.schema).decode()
+        case "json_object":
+            params.json_object = True
+        case "regex":
+            params.regex = output.text
+        case "grammar":
+            params.grammar = output.text
+        case "choice":
+            params.choice.choices.extend(output.choices)
+        case "structural_tag":
+            params.structural_tag = msgspec.json.encode(output.schema).decode()
 
 
 class VllmDecoder:

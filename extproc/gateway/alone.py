@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from extproc.dialects.base import Rendered
 from extproc.dialects.routes import Route
+from extproc.gateway.plan import check_tools
 from extproc.gateway.tokenization import detokenize, tokenize
 from extproc.ir import ErrorInfo, ErrorKind, Operation, RequestError
 from extproc.observe.metrics import RequestAccount
@@ -26,6 +27,7 @@ async def count_tokens(gateway: Gateway, account: RequestAccount, route: Route, 
     chat = codec.parse(route.inbound, body)
     account.names_model(chat.model)
     backend = gateway.backend_for(chat.model)
+    check_tools(chat, backend)
     prompt = backend.ready_tokens().prompt(chat)
     return codec.render(chat, len((prompt if isinstance(prompt, Prompt) else await prompt).ids))
 

@@ -204,7 +204,9 @@ class EngineAnswer:
     def _complete(self) -> Usage:
         """The answer has come whole: what it took."""
         decoder = self._decoder
-        usage = Usage(decoder.prompt_tokens, decoder.completion_tokens, decoder.cached_tokens)
+        usage = Usage(
+            decoder.prompt_tokens, decoder.completion_tokens, decoder.cached_tokens, self._text.reasoning_tokens
+        )
         self._reservation.succeeded()
         self._account.completes(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         return usage

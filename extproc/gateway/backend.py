@@ -2,28 +2,67 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from extproc.engines.base import Engine
 from extproc.ir import UNSET, ChatRequest, ErrorInfo, ErrorKind, RequestError, Sampling, Text
+from extproc.output.parsers import Parsers, choose_parsers
 from extproc.routing.pool import Pool, no_worker
 from extproc.tokens.model import ModelTokens
+
+_log = logging.getLogger(__name__)
 
 
 class Backend:
     """A pool's rooms together. `tokens` is None until its tokenizer has been loaded."""
 
-    __slots__ = ("context_tokens", "engine", "pool", "tokens")
+    __slots__ = ("_parser_names", "_tokens", "context_tokens", "engine", "parsers", "pool", "switches_reasoning")
 
-    def __init__(self, pool: Pool, engine: Engine, context_tokens: int | None) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        engine: Engine,
+        context_tokens: int | None,
+        *,
+        tool_parser: str = "auto",
+        reasoning_parser: str = "auto",
+    ) -> None:
+        """`tool_parser` and `reasoning_parser`: a parser's name, `auto` or `none`."""
         self.pool = pool
         self.engine = engine
-        self.tokens: ModelTokens | None = None
         self.context_tokens = context_tokens
+        self.parsers = Parsers()
+        """How answers are read, once the chat template is known."""
+        self.switches_reasoning = False
+        """The chat template can be told whether to reason."""
+        self._parser_names = (tool_parser, reasoning_parser)
+        self._tokens: ModelTokens | None = None
+
+    @property
+    def tokens(self) -> ModelTokens | None:
+        """Template and tokenizer."""
+        return self._tokens
+
+    @tokens.setter
+    def tokens(self, tokens: ModelTokens | None) -> None:
+        self._tokens = tokens
+        if tokens is None:
+            return
+        template = tokens.template_text
+        self.parsers = choose_parsers(template, *self._parser_names)
+        self.switches_reasoning = any(word in template for word in ("thinking", "reasoning_effort"))
+        _log.info(
+            "pool %s: tool calls are read as %s, reasoning as %s",
+            self.pool.name,
+            self.parsers.tool or "text",
+            self.parsers.reasoning or "text",
+        )
 
     def ready_tokens(self) -> ModelTokens:
         """Raises RequestError (UNAVAILABLE) while the tokenizer is not there yet."""
-        tokens = self.tokens
+        tokens = self._tokens
         if tokens is None:
             raise no_worker(self.pool.name)
         return tokens

@@ -38,7 +38,13 @@ def build_fleet(config: Config) -> Fleet:
     for section in config.pools:
         workers = [Worker(worker.label, str(worker.address)) for worker in section.workers]
         pool = Pool(section.name, workers, POLICIES[section.policy](), config.envoy.retries)
-        backends[pool.name] = Backend(pool, engine(section.engine), section.context_tokens)
+        backends[pool.name] = Backend(
+            pool,
+            engine(section.engine),
+            section.context_tokens,
+            tool_parser=section.tool_parser,
+            reasoning_parser=section.reasoning_parser,
+        )
         for model in section.models:
             targets.setdefault(model.name, []).append(ModelTarget(pool, model.weight))
             aliases.setdefault(model.name, set()).update(model.aliases)

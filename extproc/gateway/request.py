@@ -18,6 +18,7 @@ from extproc.exchange.application import Forward, Outcome, ReadBody, Reply, Requ
 from extproc.gateway.alone import HANDLERS, Handler, models_now
 from extproc.gateway.answer import AnswerParts, EngineAnswer
 from extproc.gateway.backend import Backend
+from extproc.gateway.plan import check_tools, plan_answer
 from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, Loss, Operation, RequestError
 from extproc.observe.metrics import RequestAccount
 from extproc.output.answer_text import AnswerText
@@ -153,6 +154,7 @@ class GatewayRequest:
             self._account.names_model(chat.model)
             backend = gateway.backend_for(chat.model)
             backend.check_size(chat)
+            check_tools(chat, backend)
             prompt = backend.ready_tokens().prompt(chat)
             if isinstance(prompt, Prompt):
                 return self._dispatch(codec, chat, backend, prompt)
@@ -184,13 +186,14 @@ class GatewayRequest:
         backend.check_length(length)
         sampling = backend.check_sampling(chat.sampling)
         identity = AnswerIdentity(codec.id_prefix + os.urandom(16).hex(), int(time.time()), chat.model)
-        engine_request = backend.engine.generate(identity.id, ids, sampling, stream=chat.stream)
+        plan = plan_answer(chat, backend, prompt.end, identity.id, codec.call_id_prefix)
+        engine_request = backend.engine.generate(identity.id, ids, sampling, stream=chat.stream, output=plan.output)
         decoder = backend.engine.decoder(sampling.n)
         tokens = backend.ready_tokens()
-        text = AnswerText(sampling, tokens)
+        text = AnswerText(sampling, tokens, plan.reading)
         renderer = codec.stream(chat, identity) if chat.stream else None
         whole = None if chat.stream else codec.whole(chat, identity)
-        prepared = _Prepared(backend, length, chat.losses, engine_request, decoder, text, renderer, whole)
+        prepared = _Prepared(backend, length, plan.losses, engine_request, decoder, text, renderer, whole)
         admission = backend.pool.admission
         if admission is None:
             return self._forward(prepared, self._reserve(prepared))
