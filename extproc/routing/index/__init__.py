@@ -4,5 +4,6 @@ Knows: hashes, slots, time as the order of calls. Must not know: tokens, engines
 """
 
 from extproc.routing.index.index import Match, PrefixIndex, Slot
+from extproc.routing.index.sweeper import Sweeper
 
-__all__ = ["Match", "PrefixIndex", "Slot"]
+__all__ = ["Match", "PrefixIndex", "Slot", "Sweeper"]

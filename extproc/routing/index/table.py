@@ -1,0 +1,322 @@
+"""A hash table from block hashes to two small numbers each, which never stalls the loop, not even when it grows.
+
+Open addressing in numpy arrays (probing 1, 3, 6, 10, … cells further), 16 bytes a cell. A prompt's 15,000 hashes are
+looked up at once, which hides the memory's latency: 50 to 100 ns a block where dicts of 5 million blocks take 400.
+Short lists (a KV event, a chat's prompt) go cell by cell, as numpy's calls would cost more than they save.
+
+A full table grows into a new one, a few thousand cells at a time, pushed by every insertion and by whoever has time
+(`grow`). First the new table's memory is touched, as a page's first use costs half a microsecond; then the cells move,
+in order, and both tables are read. What is known of both:
+
+- a key is never taken out of a table, its numbers become 0 ("nobody"), and cells of nobody do not move;
+- a key in the new table is the truth; a key in the old one counts if it is not in the new one and not of nobody.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["GUESS", "PRECISE", "Column", "Table", "as_vector"]
+
+Column = int
+PRECISE: Column = 0
+GUESS: Column = 1
+
+SMALLEST_CELLS = 1 << 12
+_GROW_AT = 0.55  # of the cells used
+_AIM_AT_MOST = 0.42  # of the new table's cells used
+_NEVER_OVER = 0.9  # of the cells used; growth that is behind is then finished at once
+_FEW = 24  # hashes; fewer are cheaper one by one
+_FIRST_READ = 512  # hashes; prompts that nobody knows end here
+_LOOKED_UP = 1 << 14  # hashes at once: 0.5 ms
+_MOVED = 4096  # cells at once: 0.15 ms
+_TOUCH = 1 << 14  # cells of a new table touched at once: 0.1 ms
+_TOUCHED_AN_INSERTION = 12  # cells of the new one, mostly twice as large: done before the old one is 0.75 full
+_MOVED_AN_INSERTION = 2.5  # cells of the old table: done before the new one is 0.7 full
+_SAMPLE = 1 << 14  # cells looked at to tell how many are of nobody
+
+_Keys = NDArray[np.uint64]
+_Numbers = NDArray[np.uint32]
+_Places = NDArray[np.intp]
+Runs = list[tuple[int, int]]
+"""(number, how many blocks in a row have it)"""
+
+
+def as_vector(hashes: Sequence[int]) -> _Keys:
+    """Without a copy where it is an array."""
+    if isinstance(hashes, array):
+        return np.frombuffer(hashes, np.uint64)
+    return np.array(hashes, np.uint64)
+
+
+class _Cells:
+    """Keys (0 is an empty cell) and the two columns of numbers, as arrays and, for single cells, as memoryviews."""
+
+    __slots__ = ("columns", "keys", "last", "size", "used", "view", "views")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.last = size - 1
+        self.used = 0
+        self.keys: _Keys = np.zeros(size, np.uint64)
+        self.columns: tuple[_Numbers, _Numbers] = (np.zeros(size, np.uint32), np.zeros(size, np.uint32))
+        self.view: Any = memoryview(self.keys)  # type: ignore[arg-type]
+        self.views: Any = tuple(memoryview(column) for column in self.columns)  # type: ignore[arg-type]
+
+    def touch(self, start: int, stop: int) -> None:
+        self.keys[start:stop] = 0
+        for column in self.columns:
+            column[start:stop] = 0
+
+    def seek(self, key: int) -> int:
+        """Its place, or ~place of the empty cell where it would be. Hot."""
+        view, last = self.view, self.last
+        at, step = key & last, 0
+        while found := view[at]:
+            if found == key:
+                return at
+            step += 1
+            at = at + step & last
+        return ~at
+
+    def find(self, keys: _Keys) -> _Places:
+        """Their places, or ~place of the empty cell where each would be."""
+        last, cells = self.last, self.keys
+        at = (keys & np.uint64(last)).astype(np.intp)
+        found = cells[at]
+        left = np.flatnonzero(found != keys)
+        place, found, wanted, step = at[left], found[left], keys[left], 0
+        while left.size:
+            empty = found == 0
+            at[left[empty]] = ~place[empty]
+            step += 1
+            place = (place + step) & last
+            at_hit = cells[place]
+            hit = (at_hit == wanted) & ~empty
+            at[left[hit]] = place[hit]
+            going_on = ~(empty | hit)
+            left, place, found, wanted = left[going_on], place[going_on], at_hit[going_on], wanted[going_on]
+        return at
+
+    def insert(self, keys: _Keys) -> _Places:
+        """Places for keys that are not here."""
+        last, cells = self.last, self.keys
+        at = (keys & np.uint64(last)).astype(np.intp)
+        left, place, wanted, step = np.arange(keys.size), at.copy(), keys, 0
+        while left.size:
+            empty = np.flatnonzero(cells[place] == 0)
+            cells[place[empty]] = wanted[empty]  # of several that want one cell the last gets it
+            lost = np.flatnonzero(cells[place] != wanted)
+            step += 1
+            left, wanted = left[lost], wanted[lost]
+            place = (place[lost] + step) & last
+            at[left] = place
+        self.used += keys.size
+        return at
+
+    def insert_at(self, keys: _Keys, places: _Places) -> _Places:
+        """The same, with the empty cells that `find` told. They may differ in the end, where several want one."""
+        cells = self.keys
+        cells[places] = keys
+        lost = np.flatnonzero(cells[places] != keys)
+        if lost.size:
+            places[lost] = self.insert(keys[lost])
+        self.used += keys.size - lost.size
+        return places
+
+
+class Table:
+    """Block hash → (number in the column PRECISE, number in the column GUESS); 0 in both for what is not there."""
+
+    __slots__ = ("_cells", "_growing", "_old", "_push", "growths")
+
+    def __init__(self) -> None:
+        self._cells = _Cells(SMALLEST_CELLS)
+        self._old: _Cells | None = None
+        self._growing: Iterator[int] | None = None
+        self._push = 0.0  # insertions that growth is behind
+        self.growths = 0  # begun
+
+    @property
+    def used(self) -> int:
+        """Cells used, those of nobody among them."""
+        return self._cells.used + (self._old.used if self._old else 0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the arrays."""
+        return 16 * (self._cells.size + (self._old.size if self._old else 0))
+
+    @property
+    def growing(self) -> bool:
+        """Whether `grow` has something to do."""
+        return self._growing is not None
+
+    def runs(self, hashes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(where it starts, PRECISE, GUESS) of every run of blocks with the same numbers, in order."""
+        if len(hashes) < _FEW:
+            yield from self._runs_of_few(hashes)
+            return
+        vector = as_vector(hashes)
+        base, size = 0, _FIRST_READ
+        while base < len(vector):
+            precise, guess = self._read(vector[base : base + size])
+            starts = np.flatnonzero((precise[1:] != precise[:-1]) | (guess[1:] != guess[:-1])) + 1
+            yield base, int(precise[0]), int(guess[0])
+            yield from zip((starts + base).tolist(), precise[starts].tolist(), guess[starts].tolist(), strict=True)
+            base, size = base + size, _LOOKED_UP
+
+    def _runs_of_few(self, hashes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        for at, key in enumerate(hashes):
+            cells = self._cells
+            place = cells.seek(key)
+            if place < 0 and self._old:
+                cells = self._old
+                place = cells.seek(key)
+            if place < 0:
+                yield at, 0, 0
+            else:
+                yield at, cells.views[PRECISE][place], cells.views[GUESS][place]
+
+    def _read(self, keys: _Keys) -> tuple[_Numbers, _Numbers]:
+        cells = self._cells
+        at = cells.find(keys)
+        precise, guess = cells.columns[PRECISE][at], cells.columns[GUESS][at]
+        absent = np.flatnonzero(at < 0)
+        if absent.size:
+            precise[absent] = guess[absent] = 0
+            old = self._old
+            if old:
+                at = old.find(keys[absent])
+                here = np.flatnonzero(at >= 0)
+                precise[absent[here]] = old.columns[PRECISE][at[here]]
+                guess[absent[here]] = old.columns[GUESS][at[here]]
+        return precise, guess
+
+    def edit(self, column: Column, hashes: Sequence[int], change: Callable[[int], int]) -> Runs:
+        """Change the numbers of these blocks in one column, and return what they were. New ones had 0.
+
+        `change` is called once or more for each number and must always say the same.
+        """
+        if len(hashes) < _FEW:
+            return [(self._edit_one(column, key, change), 1) for key in hashes]
+        vector = as_vector(hashes)
+        runs: Runs = []
+        for base in range(0, len(vector), _LOOKED_UP):
+            runs += self._edit_many(column, vector[base : base + _LOOKED_UP], change)
+        return runs
+
+    def _edit_one(self, column: Column, key: int, change: Callable[[int], int]) -> int:
+        cells = self._cells
+        place = cells.seek(key)
+        if place < 0 and (old := self._old):
+            old_place = old.seek(key)
+            if old_place >= 0 and (old.views[PRECISE][old_place] or old.views[GUESS][old_place]):
+                cells, place = old, old_place
+        if place >= 0:
+            view = cells.views[column]
+            before: int = view[place]
+            view[place] = change(before)
+            return before
+        after = change(0)
+        if after:
+            cells.view[~place] = key
+            cells.views[column][~place] = after
+            cells.used += 1
+            self._inserted(1)
+        return 0
+
+    def _edit_many(self, column: Column, keys: _Keys, change: Callable[[int], int]) -> Runs:
+        self._reserve(keys.size)
+        cells, old = self._cells, self._old
+        at = cells.find(keys)
+        numbers = cells.columns[column]
+        before = numbers[at]
+        here = np.flatnonzero(at >= 0)
+        absent = in_old = old_at = np.flatnonzero(at < 0)
+        if absent.size:
+            before[absent] = 0
+            if old:
+                old_at = old.find(keys[absent])
+                known = old_at >= 0
+                known[known] = (old.columns[PRECISE][old_at[known]] | old.columns[GUESS][old_at[known]]) != 0
+                in_old, old_at, absent = absent[known], old_at[known], absent[~known]
+                before[in_old] = old.columns[column][old_at]
+        starts = np.concatenate(([0], np.flatnonzero(before[1:] != before[:-1]) + 1))
+        was = before[starts].tolist()
+        lengths = np.diff(starts, append=keys.size)
+        changes = {number: change(number) for number in set(was)}
+        after = np.repeat(np.array([changes[number] for number in was], np.uint32), lengths)
+        numbers[at[here]] = after[here]
+        if old and here.size < keys.size:
+            old.columns[column][old_at] = after[in_old]
+        if absent.size and changes[0]:
+            numbers[cells.insert_at(keys[absent], ~at[absent])] = changes[0]
+            self._inserted(absent.size)
+        return list(zip(was, lengths.tolist(), strict=True))
+
+    def _inserted(self, count: int) -> None:
+        """Push growth as far as it must be for these insertions."""
+        if self._growing is None:
+            if self._cells.used < self._cells.size * _GROW_AT:
+                return
+            self._begin_to_grow(0)
+        self._push += count
+        while self._push > 0 and self._growing:
+            self.grow()
+        self._reserve(0)
+
+    def _reserve(self, count: int) -> None:
+        """Room for so many keys. It is there unless the table is small."""
+        while self._cells.used + count > self._cells.size * _NEVER_OVER:
+            if self._growing is None:
+                self._begin_to_grow(count)
+            while self._growing:
+                self.grow()
+
+    def _begin_to_grow(self, count: int) -> None:
+        self._growing = self._grow(count)
+        self._push = 0.0
+        self.growths += 1
+
+    def grow(self) -> None:
+        """One step of growth, 0.2 ms."""
+        cells = next(self._growing, None) if self._growing else None
+        if cells is None:
+            self._growing = None
+        else:
+            self._push -= cells / (_MOVED_AN_INSERTION if self._old else _TOUCHED_AN_INSERTION)
+
+    def _grow(self, count: int) -> Iterator[int]:
+        """Into a table with room for `count` more. Yields cells touched, then cells moved."""
+        full = self._cells
+        sample = slice(0, min(full.size, _SAMPLE))  # hashes are uniform, so any cells tell of all
+        held = int(np.count_nonzero(full.columns[PRECISE][sample] | full.columns[GUESS][sample]))
+        needed = held * (full.size // sample.stop) + count
+        size = max(SMALLEST_CELLS, full.size // 2)  # smaller, it would be full before the old one is moved
+        while size * _AIM_AT_MOST < needed:
+            size *= 2
+        fresh = _Cells(size)
+        for start in range(0, size, _TOUCH):
+            fresh.touch(start, start + _TOUCH)
+            yield _TOUCH
+        self._cells, self._old = fresh, full
+        for start in range(0, full.size, _MOVED):
+            part = slice(start, start + _MOVED)
+            columns = full.columns[PRECISE][part], full.columns[GUESS][part]
+            moving = np.flatnonzero(columns[PRECISE] | columns[GUESS])
+            at = fresh.insert(full.keys[part][moving])
+            for column in (PRECISE, GUESS):
+                fresh.columns[column][at] = columns[column][moving]
+            yield _MOVED
+        self._old = None
+
+    def columns(self) -> tuple[_Numbers, _Numbers]:
+        """The numbers of all cells in no order, to be rewritten in place. Not while it grows."""
+        assert self._old is None
+        return self._cells.columns
