@@ -53,6 +53,7 @@ class AnswerIdentity(Struct, frozen=True):
     id: str  # such as chatcmpl-…
     created_s: int
     model: str  # as the client wrote it
+    prompt_tokens: int = 0  # for dialects that tell them at the beginning
 
 
 class StreamRenderer(Protocol):

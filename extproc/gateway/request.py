@@ -185,7 +185,7 @@ class GatewayRequest:
         length = len(ids)
         backend.check_length(length)
         sampling = backend.check_sampling(chat.sampling)
-        identity = AnswerIdentity(codec.id_prefix + os.urandom(16).hex(), int(time.time()), chat.model)
+        identity = AnswerIdentity(codec.id_prefix + os.urandom(16).hex(), int(time.time()), chat.model, length)
         plan = plan_answer(chat, backend, prompt.end, identity.id, codec.call_id_prefix)
         engine_request = backend.engine.generate(identity.id, ids, sampling, stream=chat.stream, output=plan.output)
         decoder = backend.engine.decoder(sampling.n)
