@@ -1,16 +1,17 @@
-"""What metrics show as it is now: workers, exchanges, connections. Read when somebody asks, and never counted."""
+"""What metrics show as it is now: workers, exchanges, connections, the token cache. Read when somebody asks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from extproc.exchange.service import ExtProcService
 from extproc.gateway.pools import Fleet
 from extproc.observe.turns import LoopTurns
 from extproc.routing.worker import Worker, WorkerState
+from extproc.tokens.cache import TokenCache
 from extproc.transport.serving import Server
 
 _OF_WORKERS: tuple[tuple[str, str, Callable[[Worker], int]], ...] = (
@@ -23,12 +24,20 @@ _OF_WORKERS: tuple[tuple[str, str, Callable[[Worker], int]], ...] = (
 class Gauges:
     """For a prometheus-client registry."""
 
-    def __init__(self, fleet: Fleet, exchanges: ExtProcService, servers: Sequence[Server], turns: LoopTurns) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        exchanges: ExtProcService,
+        servers: Sequence[Server],
+        turns: LoopTurns,
+        token_cache: TokenCache | None = None,
+    ) -> None:
         """`servers` may grow."""
         self._fleet = fleet
         self._exchanges = exchanges
         self._servers = servers
         self._turns = turns
+        self._token_cache = token_cache
 
     def collect(self) -> Iterator[Metric]:
         """The present state."""
@@ -55,6 +64,8 @@ class Gauges:
             yield GaugeMetricFamily("extproc_transport_connections", "Open connections of Envoy's.", total)
         yield from self._workers()
         yield self._tokenizers()
+        if self._token_cache is not None:
+            yield from _of_cache(self._token_cache)
 
     def _workers(self) -> Iterator[Metric]:
         for name, documentation, value_of in _OF_WORKERS:
@@ -74,3 +85,27 @@ class Gauges:
             if backend.tokens is not None:
                 family.add_metric((name, backend.tokens.serves_with), 1)
         return family
+
+
+def _of_cache(cache: TokenCache) -> Iterator[Metric]:
+    lookups = CounterMetricFamily(
+        "extproc_token_cache_lookups", "Prompts by what the token cache knew of them.", labels=("found",)
+    )
+    nothing = cache.lookups - cache.hits - cache.partial_hits
+    for found, count in (
+        ("whole", cache.hits),
+        ("beginning", cache.partial_hits),
+        ("nothing", nothing),
+        ("not_asked", cache.skipped),
+    ):
+        lookups.add_metric((found,), count)
+    yield lookups
+    characters = CounterMetricFamily(
+        "extproc_token_cache_characters", "Characters of prompts that were looked up.", labels=("source",)
+    )
+    characters.add_metric(("cache",), cache.reused_characters)
+    characters.add_metric(("tokenizer",), cache.encoded_characters)
+    yield characters
+    yield CounterMetricFamily("extproc_token_cache_evictions", "Parts of prompts that gave way.", cache.evictions)
+    yield GaugeMetricFamily("extproc_token_cache_entries", "Parts of prompts in the token cache.", len(cache))
+    yield GaugeMetricFamily("extproc_token_cache_bytes", "Memory that the token cache uses.", cache.used_bytes)

@@ -145,7 +145,7 @@ class Processor:
         tls = TlsFiles(encryption.certificate, encryption.key, encryption.client_ca) if encryption else None
         for address in config.sockets_of(self._process):
             self._servers.append(await serve(service, str(address), self._transport, transport_limits, tls))
-        metrics.registry.register(Gauges(fleet, exchanges, self._servers, self._turns))
+        metrics.registry.register(Gauges(fleet, exchanges, self._servers, self._turns, token_cache))
         self._turns.start()
         self._start_checks(fleet)
         self._tasks.extend(asyncio.create_task(preparation.run()) for preparation in self._preparations)

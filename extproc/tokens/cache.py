@@ -67,6 +67,7 @@ class TokenCache:
         "max_bytes",
         "partial_hits",
         "reused_characters",
+        "skipped",
         "used_bytes",
     )
 
@@ -77,8 +78,9 @@ class TokenCache:
         self.lookups = 0
         self.hits = 0  # of a whole text
         self.partial_hits = 0  # of its beginning
+        self.skipped = 0  # texts that were encoded without a look-up, where too little was found before
         self.reused_characters = 0
-        self.encoded_characters = 0
+        self.encoded_characters = 0  # of texts that were looked up
         self.evictions = 0
         self._entries: OrderedDict[tuple[int, str], _Entry] = OrderedDict()
         self._last_number = 0
@@ -144,7 +146,6 @@ class TokenCache:
                 known = entries[key] = _Entry(key, self.new_number(), ids, end, age)
                 added += size
             parent = known.number
-        self.encoded_characters += sum(lengths)
         self.used_bytes += added
         self._age_left -= added
         if self._age_left < 0:
@@ -181,12 +182,15 @@ class TextCache:
         """Whether to look for the next text, or just to encode it."""
         if self._rest:
             self._rest -= 1
+            self._store.skipped += 1
             return False
         return True
 
     def find(self, text: str) -> Found:
         """What is known of a text. Hot."""
-        found = self._store.find(self._root, self._boundaries.split(text))
+        store = self._store
+        found = store.find(self._root, self._boundaries.split(text))
+        store.encoded_characters += len(text) - found.end
         self._searched += len(text)
         self._found += found.end
         self._trials += 1

@@ -1,6 +1,6 @@
 """The child processes in which tokenizers run that the serving process must not load, started by `remote`.
 
-`inspect FILE`: inspects the tokenizer, writes one msgpack value to standard output and ends.
+`inspect FILE`: inspects the tokenizer, writes to standard output what it found (`inspection_wire`) and ends.
 
 `serve FILE DIGEST LIBRARY`: encodes texts until standard input ends, so that it never outlives its parent.
  request: id (u64), what (u8: 0 encode, 1 name), length (u32), then UTF-8 text or ids as uint32.
@@ -51,8 +51,9 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "inspect":
         threading.Thread(target=_end_with_parent, daemon=True).start()
         from extproc.tokens.inspection import inspect_tokenizer
+        from extproc.tokens.inspection_wire import encode_inspection
 
-        replies.write(msgspec.msgpack.encode(inspect_tokenizer(Path(arguments[1]))))
+        replies.write(encode_inspection(inspect_tokenizer(Path(arguments[1]))))
         replies.flush()
     else:
         _Server(replies.fileno()).run(Path(arguments[1]), arguments[2], Library(arguments[3]))

@@ -17,6 +17,7 @@ import msgspec
 from extproc.token_ids import TokenIds
 from extproc.tokens.child import ENCODE, FAILED, NAME, REFUSED, REPLY, REQUEST, Library
 from extproc.tokens.inspection import Failure, Inspection
+from extproc.tokens.inspection_wire import decode_inspection
 from extproc.tokens.source import TokenizerError
 
 __all__ = ["RefusedError", "RemoteEncoder", "run_inspection"]
@@ -42,7 +43,7 @@ async def run_inspection(path: Path) -> Inspection:
         await _end(process)
     if code != 0 or not answer:
         raise TokenizerError(f"the process that inspects {path} ended with status {code}")
-    result: Inspection | Failure = await asyncio.to_thread(msgspec.msgpack.decode, answer, type=Inspection | Failure)
+    result = await asyncio.to_thread(decode_inspection, answer)
     if isinstance(result, Failure):
         raise TokenizerError(result.message)
     return result

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from extproc.config.schema import Config
+from extproc.exchange.service import ExtProcService
 from extproc.gateway.gateway import Gateway
+from extproc.gateway.gauges import Gauges
 from extproc.gateway.pools import build_fleet
 from extproc.gateway.preparation import Preparation
 from extproc.gateway.tokenization import detokenize, tokenize
 from extproc.ir import RequestError
 from extproc.observe.metrics import Metrics, RequestAccount
+from extproc.observe.turns import LoopTurns
 from extproc.simulator.spec import OWN_MODEL
 from extproc.tokens.cache import TokenCache
 
@@ -85,3 +88,37 @@ async def test_an_early_load_that_fails_says_nothing_and_leaves_it_to_the_prepar
     await preparation.load_early()
     assert backend.tokens is None
     await preparation.aclose()
+
+
+async def test_metrics_tell_what_the_token_cache_saves(tmp_path: Path) -> None:
+    cache = TokenCache(1 << 20)
+    config = _config(tmp_path, "one")
+    gateway = await _gateway(config, cache, tmp_path)
+    exchanges = ExtProcService(gateway, deadline_s=1.0, held_bodies_bytes=1)
+    gauges = Gauges(build_fleet(config), exchanges, [], LoopTurns(), cache)
+
+    def shown() -> dict[tuple[str, ...], float]:
+        return {
+            (sample.name.removeprefix("extproc_token_cache_"), *sample.labels.values()): sample.value
+            for family in gauges.collect()
+            for sample in family.samples
+            if sample.name.startswith("extproc_token_cache_")
+        }
+
+    try:
+        before = shown()
+        talk = [{"role": "user", "content": "the quick brown fox"}]
+        await _ask(gateway, tokenize, messages=talk)
+        await _ask(gateway, tokenize, messages=talk)
+        longer = [*talk, {"role": "assistant", "content": "jumps"}, {"role": "user", "content": "over"}]
+        await _ask(gateway, tokenize, messages=longer)
+        after = shown()
+        grown = {name: value - before[name] for name, value in after.items() if value != before[name]}
+        assert grown["lookups_total", "whole"] == grown["lookups_total", "beginning"] == 1
+        assert grown["lookups_total", "nothing"] == 1
+        assert grown["characters_total", "cache"] > len("the quick brown fox") * 2
+        assert grown["characters_total", "tokenizer"] >= len("the quick brown foxjumpsover")
+        assert after["bytes",] == cache.used_bytes > 0
+        assert after["entries",] == len(cache) > 0
+    finally:
+        await _close(gateway, "one")

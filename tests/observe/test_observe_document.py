@@ -15,6 +15,7 @@ from extproc.observe.exposition import families
 from extproc.observe.metrics import RequestAccount
 from extproc.observe.turns import LoopTurns
 from extproc.supervisor.supervisor import Supervisor
+from extproc.tokens.cache import TokenCache
 from extproc.transport.server import Ngh2Server
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -33,7 +34,7 @@ async def test_every_metric_is_described() -> None:
     account.closes()
     metrics.series("m", "chat")
     exchanges = ExtProcService(gateway, deadline_s=1.0, held_bodies_bytes=1)
-    metrics.registry.register(Gauges(fleet, exchanges, [Ngh2Server({})], LoopTurns()))
+    metrics.registry.register(Gauges(fleet, exchanges, [Ngh2Server({})], LoopTurns(), TokenCache(1)))
     supervisors = CollectorRegistry()
     supervisors.register(
         Supervisor(Config.model_validate({"pools": [{"name": "p", "models": ["m"], "workers": []}]}), "ngh2", 0)

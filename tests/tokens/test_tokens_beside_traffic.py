@@ -7,13 +7,28 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from tokens_vocabularies import byte_level, deepseek_folder, write
+from tokens_vocabularies import KINDS, byte_level, deepseek_folder, write
 
+from extproc.tokens import inspection_wire
 from extproc.tokens import tokenizer as tokenizer_module
 from extproc.tokens.cache import TokenCache
+from extproc.tokens.inspection import Failure, Inspection, inspect_tokenizer
 from extproc.tokens.tokenizer import InvalidTextError, Tokenizer
 
 TEXTS = ["", "Hello, world! It's 12345 <｜User｜>x 你好 😀 naïve", "\x00\u200d\U0010ffff", "A long text. " * 20_000]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_child_finds_arrives_as_it_was(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = inspect_tokenizer(write(tmp_path, KINDS[kind]()) / "tokenizer.json")
+    assert isinstance(found, Inspection)
+    for chunk in (1, 7, 100_000):
+        monkeypatch.setattr(inspection_wire, "_CHUNK", chunk)
+        data = inspection_wire.encode_inspection(found)
+        assert inspection_wire.decode_inspection(data) == found
+    with pytest.raises(ValueError, match="ends early"):
+        inspection_wire.decode_inspection(data[:-5])  # without the last frame
+    assert inspection_wire.decode_inspection(inspection_wire.encode_inspection(Failure("no"))) == Failure("no")
 
 
 @pytest.fixture
