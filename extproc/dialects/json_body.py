@@ -69,6 +69,9 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
     max_token_ids: int = 1_000_000  # in one array
     max_option_bytes: int = 262_144  # JSON text of one field of free form, such as `logit_bias`
     max_option_containers: int = 4096  # objects and arrays in one field of free form
+    max_tools: int = 1024
+    max_tools_bytes: int = 4 << 20  # JSON text of all tools together
+    max_tools_containers: int = 65_536
 
     @property
     def max_strings(self) -> int:
@@ -148,10 +151,23 @@ def check_strings(body: bytes, limits: BodyLimits) -> None:
 
 def free_object(raw: msgspec.Raw, path: str, limits: BodyLimits) -> dict[str, Any]:
     """The object of any content at `path`, within the limits. Raises RequestError."""
+    check_weight(raw, path, limits.max_option_bytes, limits.max_option_containers)
+    value = decode(_OBJECT, raw, {path: "an object"}, root=path)
+    check_depth(value, path, limits)
+    return value
+
+
+def check_depth(value: object, path: str, limits: BodyLimits) -> None:
+    """Raises RequestError for decoded JSON that is nested too deeply."""
+    if depth(value, limits.max_depth) > limits.max_depth:
+        raise too_deep(path)
+
+
+def check_weight(raw: msgspec.Raw, path: str, most_bytes: int, most: int) -> None:
+    """Refuse JSON text of too many bytes, or objects and arrays, before anything is built from it."""
     view = memoryview(raw)
-    if view.nbytes > limits.max_option_bytes:
-        raise too_long(path, limits.max_option_bytes)
-    most = limits.max_option_containers
+    if view.nbytes > most_bytes:
+        raise too_long(path, most_bytes)
     text = bytes(view)
     if text.count(b"{") + text.count(b"[") > most:
         # Braces in strings are text.
@@ -160,10 +176,6 @@ def free_object(raw: msgspec.Raw, path: str, limits: BodyLimits) -> dict[str, An
             raise invalid(
                 f"'{path}' holds too many values: at most {most} objects and arrays are allowed.", path, "invalid_value"
             )
-    value = decode(_OBJECT, raw, {path: "an object"}, root=path)
-    if depth(value, limits.max_depth) > limits.max_depth:
-        raise too_deep(path)
-    return value
 
 
 def depth(value: object, limit: int) -> int:

@@ -25,11 +25,21 @@ class OpenAIChat:
 
     def stream(self, request: ChatRequest, identity: AnswerIdentity) -> ChatStream:
         """A renderer for one streamed answer."""
-        return ChatStream(identity, request.sampling.n, include_usage=request.include_usage)
+        return ChatStream(
+            identity,
+            request.sampling.n,
+            include_usage=request.include_usage,
+            show_reasoning=request.reasoning.visibility != "omitted",
+        )
 
     def whole(self, request: ChatRequest, identity: AnswerIdentity) -> ChatWhole:
         """A renderer for one answer that is not streamed. Its `end` raises RequestError for an incomplete answer."""
-        return ChatWhole(identity, request.sampling.n, logprobs=request.sampling.top_logprobs is not None)
+        return ChatWhole(
+            identity,
+            request.sampling.n,
+            logprobs=request.sampling.top_logprobs is not None,
+            show_reasoning=request.reasoning.visibility != "omitted",
+        )
 
 
 def openai_chat(limits: BodyLimits) -> Dialect:

@@ -5,9 +5,12 @@ A field leaves this table when it becomes supported.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Raw, Struct
+
+from extproc.dialects.json_body import BodyLimits, decode, too_long, unsupported
 
 
 class Rule(Struct, frozen=True):
@@ -23,6 +26,12 @@ class Rule(Struct, frozen=True):
     refusal: str | None = None  # the error's text, where the general one would not help
 
 
+Losses: TypeAlias = dict[str, str]
+"""What does not reach the engine, each kind of field once, such as `messages[*].annotations`, with the reason."""
+
+_JUDGED_VALUE_BYTES = 128  # neutral values are far shorter
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
 _NOT_STORED = "answers are not stored"
 _NO_IDENTITY = "the engine does not know end users"
 _OWN_CACHE = "the gateway places prompts by their tokens, and engines cache them by themselves"
@@ -36,18 +45,16 @@ RULES: dict[str, Rule] = {
     "prompt_cache_key": Rule(loss=_OWN_CACHE),
     "prompt_cache_options": Rule(loss=_OWN_CACHE),
     "prompt_cache_retention": Rule(loss=_OWN_CACHE),
-    "parallel_tool_calls": Rule(loss="there are no tools", only=(True, False)),
     # Not supported, except where the value asks for what happens anyway.
-    "tools": Rule(neutral=([],)),
-    "tool_choice": Rule(neutral=("none",)),
-    "functions": Rule(neutral=([],)),
-    "function_call": Rule(neutral=("none",)),
-    "response_format": Rule(neutral=({"type": "text"},)),
+    "functions": Rule(neutral=([],), refusal="Unsupported parameter: 'functions' is deprecated. Send 'tools' instead."),
+    "function_call": Rule(
+        neutral=("none", "auto"),
+        refusal="Unsupported parameter: 'function_call' is deprecated. Send 'tool_choice' instead.",
+    ),
     "modalities": Rule(neutral=(["text"],)),
     "verbosity": Rule(neutral=("medium",)),
     "audio": Rule(),
     "prediction": Rule(),
-    "reasoning_effort": Rule(),
     "web_search_options": Rule(),
     "moderation": Rule(),
     "chat_template": Rule(
@@ -59,13 +66,9 @@ USER_LOSS = _NO_IDENTITY
 
 # Of messages and their parts. Clients send back what other servers answered.
 MESSAGE_RULES: dict[str, Rule] = {
-    "tool_calls": Rule(neutral=([],)),
-    "function_call": Rule(),
-    "tool_call_id": Rule(),
     "audio": Rule(),
     "annotations": Rule(neutral=([],), loss="only the text of earlier turns is given to the model"),
-    "reasoning_content": Rule(neutral=("",), loss="reasoning of earlier turns is not given to the model"),
-    "reasoning": Rule(neutral=("",), loss="reasoning of earlier turns is not given to the model"),
+    "reasoning_details": Rule(neutral=([],), loss="reasoning is read from 'reasoning_content' or 'reasoning'"),
 }
 PART_RULES: dict[str, Rule] = {
     "prompt_cache_breakpoint": Rule(loss=_OWN_CACHE),
@@ -80,13 +83,8 @@ FIELDS_OF_OTHERS = frozenset(
         "bad_words",
         "best_of",
         "cache_salt",
-        "documents",
         "echo",
-        "guided_choice",
         "guided_decoding_backend",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
         "kv_transfer_params",
         "length_penalty",
         "logits_processors",
@@ -98,21 +96,16 @@ FIELDS_OF_OTHERS = frozenset(
         "return_tokens_as_token_ids",
         "spaces_between_special_tokens",
         "structural_tag",
-        "structured_outputs",
         "truncate_prompt_tokens",
         "use_beam_search",
         "vllm_xargs",
         "add_special_tokens",
-        "include_reasoning",
         "thinking_token_budget",
         # SGLang
         "custom_logit_processor",
         "custom_params",
-        "ebnf",
-        "json_schema",
         "lora_path",
         "no_stop_trim",
-        "regex",
         "return_hidden_states",
         "separate_reasoning",
         "session_params",
@@ -121,3 +114,25 @@ FIELDS_OF_OTHERS = frozenset(
         "thinking",
     )
 )
+
+
+def judge(path: str, raw: Raw, rule: Rule, losses: Losses, limits: BodyLimits, *, kind: str | None = None) -> None:
+    """Apply a rule to a field that is present. Adds to `losses`, as `kind`; raises RequestError.
+
+    Values that no rule names are judged by their length alone: they are not decoded.
+    """
+    view = memoryview(raw)
+    # Too long for any value that a rule names.
+    text = bytes(view) if view.nbytes <= _JUDGED_VALUE_BYTES else None
+    if text == b"null":
+        return
+    value = decode(_ANY, text, {}, root=path) if text is not None and (rule.neutral or rule.only) else UNSET
+    if value in rule.neutral:
+        return
+    if rule.loss is None:
+        raise unsupported(rule.refusal or f"Unsupported parameter: '{path}' is not supported.", path)
+    if view.nbytes > limits.max_option_bytes:
+        raise too_long(path, limits.max_option_bytes)
+    if rule.only is not None and value not in rule.only:
+        raise unsupported(f"This value of '{path}' is not supported.", path, "unsupported_value")
+    losses[kind or path] = rule.loss

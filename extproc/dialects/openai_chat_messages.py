@@ -1,54 +1,37 @@
-"""Messages of Chat Completions to turns: text in every role that holds text, everything else refused by its path."""
+"""Messages of Chat Completions to turns. What cannot be carried is refused by its path, or listed as lost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from extproc.dialects.json_body import BodyLimits, decode, invalid, too_long, unsupported
-from extproc.dialects.openai_chat_fields import MESSAGE_RULES, PART_RULES, Rule
-from extproc.ir import Loss, Text, Turn
+from extproc.dialects.json_body import BodyLimits, decode, invalid
+from extproc.dialects.openai_chat_fields import MESSAGE_RULES, Losses, judge
+from extproc.dialects.openai_chat_parts import ContentPart, calls_of, legacy_call_of, part_of, thinking_of
+from extproc.ir import Loss, Media, Part, Reasoning, Refusal, Text, ToolCall, ToolResult, Turn
+
+__all__ = ["ContentPart", "Losses", "Message", "judge", "listed", "turns_of"]
 
 _Anything: TypeAlias = Annotated[Raw | UnsetType, "another value"]
-_TextRole: TypeAlias = Literal["system", "developer", "user", "assistant"]
+_Role: TypeAlias = Literal["system", "developer", "user", "assistant"]
 
-_ROLES: Mapping[str, _TextRole] = {
+_ROLES: Mapping[str, _Role] = {
     "user": "user",
     "assistant": "assistant",
     "system": "system",
     "developer": "developer",
 }
-_LATER_ROLES = frozenset(("tool", "function"))
-_LATER_PARTS = frozenset(("image_url", "input_audio", "file", "video_url", "audio_url", "input_image"))
-_JUDGED_VALUE_BYTES = 128  # neutral values are far shorter
-
-
-class ContentPart(Struct, forbid_unknown_fields=True, gc=False):
-    """One part of a message's content.
-
-    The payloads of other kinds are named here, so that what is refused is the kind and not its payload's name.
-    """
-
-    type: Annotated[str, "'text'"]
-    text: Annotated[str | None, "a string"] = None
-    refusal: Annotated[str | None, "a string"] = None
-    prompt_cache_breakpoint: _Anything = UNSET
-    cache_control: _Anything = UNSET
-    image_url: _Anything = UNSET
-    input_audio: _Anything = UNSET
-    file: _Anything = UNSET
-    video_url: _Anything = UNSET
-    audio_url: _Anything = UNSET
+_ALL_ROLES = "'system', 'developer', 'user', 'assistant' and 'tool'"
 
 
 class Message(Struct, forbid_unknown_fields=True, gc=False):
     """One message as the body holds it."""
 
-    role: Annotated[str, "one of 'system', 'developer', 'user' and 'assistant'"]
-    content: Annotated[str | list[ContentPart] | None, "a string or an array of text parts"] = None
+    role: Annotated[str, f"one of {_ALL_ROLES}"]
+    content: Annotated[str | list[ContentPart] | None, "a string or an array of parts"] = None
     name: Annotated[str | None, "a string"] = None
     refusal: Annotated[str | None, "a string"] = None
     tool_calls: _Anything = UNSET
@@ -58,14 +41,13 @@ class Message(Struct, forbid_unknown_fields=True, gc=False):
     annotations: _Anything = UNSET
     reasoning_content: _Anything = UNSET
     reasoning: _Anything = UNSET
+    reasoning_details: _Anything = UNSET
+    thinking_blocks: _Anything = UNSET
 
 
-_RARE_MESSAGE_FIELDS = Message.__struct_fields__[4:]
-_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-
-
-Losses: TypeAlias = dict[str, str]
-"""What does not reach the engine, each kind of field once, such as `messages[*].annotations`, with the reason."""
+_RARE_MESSAGE_FIELDS = tuple(name for name in Message.__struct_fields__[4:] if name in MESSAGE_RULES)
+_ONLY_OF_ASSISTANT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking_blocks")
+_OPTIONAL_TEXT: msgspec.json.Decoder[str | None] = msgspec.json.Decoder(str | None)
 
 
 def listed(losses: Losses) -> tuple[Loss, ...]:
@@ -84,6 +66,7 @@ def turns_of(messages: list[Message], losses: Losses, limits: BodyLimits) -> tup
         )
     turns: list[Turn] = []
     parts_left = limits.max_messages
+    called: dict[str, str] = {}  # names of tools, by the ids of their calls
     for index, message in enumerate(messages):
         role = _ROLES.get(message.role)
         content = message.content
@@ -98,6 +81,8 @@ def turns_of(messages: list[Message], losses: Losses, limits: BodyLimits) -> tup
             or message.annotations is not UNSET
             or message.reasoning_content is not UNSET
             or message.reasoning is not UNSET
+            or message.reasoning_details is not UNSET
+            or message.thinking_blocks is not UNSET
         ):
             if type(content) is list:
                 parts_left -= len(content)
@@ -107,93 +92,131 @@ def turns_of(messages: list[Message], losses: Losses, limits: BodyLimits) -> tup
                         f"messages[{index}].content",
                         "array_above_max_length",
                     )
-            turns.append(_unusual(message, f"messages[{index}]", losses, limits))
+            turns.append(_unusual(message, f"messages[{index}]", called, losses, limits))
         else:
             turns.append(Turn(role, (Text(content),), message.name))
     return tuple(turns)
 
 
-def judge(path: str, raw: Raw, rule: Rule, losses: Losses, limits: BodyLimits, *, kind: str | None = None) -> None:
-    """Apply a rule to a field that is present. Adds to `losses`, as `kind`; raises RequestError.
-
-    Values that no rule names are judged by their length alone: they are not decoded.
-    """
-    view = memoryview(raw)
-    # Too long for any value that a rule names.
-    text = bytes(view) if view.nbytes <= _JUDGED_VALUE_BYTES else None
-    if text == b"null":
-        return
-    value = decode(_ANY, text, {}, root=path) if text is not None and (rule.neutral or rule.only) else UNSET
-    if value in rule.neutral:
-        return
-    if rule.loss is None:
-        raise unsupported(rule.refusal or f"Unsupported parameter: '{path}' is not supported.", path)
-    if view.nbytes > limits.max_option_bytes:
-        raise too_long(path, limits.max_option_bytes)
-    if rule.only is not None and value not in rule.only:
-        raise unsupported(f"This value of '{path}' is not supported.", path, "unsupported_value")
-    losses[kind or path] = rule.loss
-
-
-def _unusual(message: Message, path: str, losses: Losses, limits: BodyLimits) -> Turn:
+def _unusual(message: Message, path: str, called: dict[str, str], losses: Losses, limits: BodyLimits) -> Turn:
     """Everything but a plain string by a plain role."""
     role = _ROLES.get(message.role)
-    if role is None:
-        if message.role in _LATER_ROLES:
-            raise unsupported(
-                f"Messages of the role '{message.role}' are not supported.", f"{path}.role", "unsupported_value"
-            )
-        raise invalid(
-            f"Invalid value for '{path}.role': expected one of 'system', 'developer', 'user' and 'assistant'.",
-            f"{path}.role",
-            "invalid_value",
-        )
     for name in _RARE_MESSAGE_FIELDS:
         raw = getattr(message, name)
         if raw is not UNSET:
             judge(f"{path}.{name}", raw, MESSAGE_RULES[name], losses, limits, kind=f"messages[*].{name}")
-    content = message.content
+    if role is None:
+        if message.role in ("tool", "function"):
+            return _result(message, path, called, losses, limits)
+        raise invalid(
+            f"Invalid value for '{path}.role': expected one of {_ALL_ROLES}.", f"{path}.role", "invalid_value"
+        )
     if role == "assistant":
-        if message.refusal and not content:
-            # What the assistant said in that turn was its refusal.
-            return Turn(role, (Text(message.refusal),), message.name)
-    elif message.refusal is not None:
+        return _answer(message, path, called, losses, limits)
+    if message.refusal is not None:
         raise invalid(
             f"'{path}.refusal' is allowed in messages of the role 'assistant' only.", f"{path}.refusal", "invalid_value"
         )
+    for name in _ONLY_OF_ASSISTANT:
+        if not _is_absent(getattr(message, name)):
+            raise invalid(
+                f"'{path}.{name}' is allowed in messages of the role 'assistant' only.",
+                f"{path}.{name}",
+                "invalid_value",
+            )
+    if not _is_absent(message.tool_call_id):
+        raise invalid(
+            f"'{path}.tool_call_id' is allowed in messages of the role 'tool' only.",
+            f"{path}.tool_call_id",
+            "invalid_value",
+        )
+    return Turn(role, _content(message, role, path, losses, limits), message.name)
+
+
+def _answer(message: Message, path: str, called: dict[str, str], losses: Losses, limits: BodyLimits) -> Turn:
+    """What the assistant said: reasoning, text, calls, in this order, for the message does not tell another."""
+    parts: list[Part] = []
+    if message.thinking_blocks is not UNSET:
+        parts += thinking_of(message.thinking_blocks, f"{path}.thinking_blocks", limits)
+    reasoning = _text(message.reasoning_content, f"{path}.reasoning_content")
+    reasoning = reasoning or _text(message.reasoning, f"{path}.reasoning")
+    if reasoning and not any(type(part) is Reasoning and part.text for part in parts):
+        parts.append(Reasoning(reasoning))
+    calls: list[Part] = []
+    if message.tool_calls is not UNSET:
+        calls += calls_of(message.tool_calls, f"{path}.tool_calls", losses, limits)
+    if message.function_call is not UNSET:
+        call = legacy_call_of(message.function_call, f"{path}.function_call", f"call_{len(called)}", limits)
+        if call is not None:
+            calls.append(call)
+    for call in calls:
+        if type(call) is ToolCall:
+            called[call.call_id] = call.name
+    if message.content:
+        parts += _content(message, "assistant", path, losses, limits)
+    elif message.content == "" and not calls and not message.refusal:
+        parts.append(Text(""))
+    if message.refusal:
+        parts.append(Refusal(message.refusal))
+    parts += calls
+    if not parts:
+        if message.content == []:
+            _content(message, "assistant", path, losses, limits)
+        raise _missing(f"{path}.content")
+    return Turn("assistant", tuple(parts), message.name)
+
+
+def _result(message: Message, path: str, called: dict[str, str], losses: Losses, limits: BodyLimits) -> Turn:
+    """What a tool said, or a function by the deprecated form."""
+    if message.role == "function":
+        if not message.name:
+            raise _missing(f"{path}.name")
+        call_id = next((one for one, name in reversed(called.items()) if name == message.name), None)
+        if call_id is None:
+            raise invalid(f"'{path}' is the result of a function that was not called before.", path, "invalid_value")
+    else:
+        call_id = _text(message.tool_call_id, f"{path}.tool_call_id")
+        if call_id is None:
+            raise _missing(f"{path}.tool_call_id")
+        if call_id not in called:
+            raise invalid(
+                f"'{path}.tool_call_id' names no tool call of an earlier message.",
+                f"{path}.tool_call_id",
+                "invalid_value",
+            )
+    parts = tuple(
+        part
+        for part in _content(message, "tool", path, losses, limits)
+        if isinstance(part, Text | Media)  # those that this role may have
+    )
+    return Turn("tool", (ToolResult(call_id=call_id, parts=parts, name=called[call_id]),))
+
+
+def _content(message: Message, role: str, path: str, losses: Losses, limits: BodyLimits) -> tuple[Part, ...]:
+    content = message.content
     if content is None:
-        raise invalid(f"Missing required parameter: '{path}.content'.", f"{path}.content", "missing_required_parameter")
+        raise _missing(f"{path}.content")
     if isinstance(content, str):
-        return Turn(role, (Text(content),), message.name)
+        return (Text(content),)
     if not content:
         raise invalid(
-            f"Invalid value for '{path}.content': expected a string or a non-empty array of text parts.",
+            f"Invalid value for '{path}.content': expected a string or a non-empty array of parts.",
             f"{path}.content",
             "empty_array",
         )
-    parts = tuple(
-        _text_of(part, role, f"{path}.content[{index}]", losses, limits) for index, part in enumerate(content)
-    )
-    return Turn(role, parts, message.name)
+    return tuple(part_of(part, role, f"{path}.content[{index}]", losses, limits) for index, part in enumerate(content))
 
 
-def _text_of(part: ContentPart, role: _TextRole, path: str, losses: Losses, limits: BodyLimits) -> Text:
-    if part.type == "text":
-        text, field = part.text, "text"
-    elif part.type == "refusal" and role == "assistant":
-        text, field = part.refusal, "refusal"
-    elif part.type in _LATER_PARTS:
-        raise unsupported(
-            f"Content parts of the type '{part.type}' are not supported, only 'text'.",
-            f"{path}.type",
-            "unsupported_value",
-        )
-    else:
-        raise invalid(f"Invalid value for '{path}.type': expected 'text'.", f"{path}.type", "invalid_value")
-    if text is None:
-        raise invalid(f"Missing required parameter: '{path}.{field}'.", f"{path}.{field}", "missing_required_parameter")
-    for name, rule in PART_RULES.items():
-        raw = getattr(part, name)
-        if raw is not UNSET:
-            judge(f"{path}.{name}", raw, rule, losses, limits, kind=f"messages[*].content[*].{name}")
-    return Text(text)
+def _text(raw: Raw | UnsetType, path: str) -> str | None:
+    return None if raw is UNSET else decode(_OPTIONAL_TEXT, raw, {path: "a string"}, root=path)
+
+
+def _is_absent(raw: Raw | UnsetType) -> bool:
+    if raw is UNSET:
+        return True
+    view = memoryview(raw)
+    return view.nbytes <= 4 and bytes(view) in (b"null", b"[]", b'""')
+
+
+def _missing(path: str) -> Exception:
+    return invalid(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")

@@ -8,14 +8,16 @@ SDK's types have it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from extproc.dialects.json_body import (
     BodyLimits,
+    check_depth,
     check_strings,
+    check_weight,
     decode,
     descriptions,
     free_object,
@@ -25,7 +27,9 @@ from extproc.dialects.json_body import (
 )
 from extproc.dialects.openai_chat_fields import FIELDS_OF_OTHERS, RULES, USER_LOSS
 from extproc.dialects.openai_chat_messages import Losses, Message, judge, listed, turns_of
-from extproc.ir import ChatRequest, RequestError, Sampling
+from extproc.dialects.openai_formats import format_of
+from extproc.dialects.openai_tools import tool_choice_of, tools_of
+from extproc.ir import ChatRequest, ReasoningRequest, RequestError, Sampling, ToolChoice
 
 _UINT31 = 2**31 - 1
 _INT64 = 2**63
@@ -35,6 +39,10 @@ _Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=_UINT31)]
 _TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=_UINT31)]
 _StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=500)]
 _Anything: TypeAlias = Annotated[Raw | UnsetType, "another value"]
+
+
+_Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_EFFORTS = "'none', 'minimal', 'low', 'medium', 'high', 'xhigh' and 'max'"
 
 
 class _StreamOptions(Struct, forbid_unknown_fields=True):
@@ -69,6 +77,9 @@ class _Body(Struct, forbid_unknown_fields=True):
     include_stop_str_in_output: Annotated[bool | None, "a boolean"] = None
     add_generation_prompt: Annotated[bool | None, "a boolean"] = None
     continue_final_message: Annotated[bool | None, "a boolean"] = None
+    parallel_tool_calls: Annotated[bool | None, "a boolean"] = None
+    reasoning_effort: Annotated[_Effort | None, f"one of {_EFFORTS}"] = None
+    include_reasoning: Annotated[bool | None, "a boolean"] = None
     # Below: kept as text until it is known that they matter, so that nothing large is built from them.
     stop: _Anything = UNSET
     stop_token_ids: _Anything = UNSET
@@ -81,17 +92,24 @@ class _Body(Struct, forbid_unknown_fields=True):
     prompt_cache_key: _Anything = UNSET
     prompt_cache_options: _Anything = UNSET
     prompt_cache_retention: _Anything = UNSET
-    parallel_tool_calls: _Anything = UNSET
     verbosity: _Anything = UNSET
     tools: _Anything = UNSET
     tool_choice: _Anything = UNSET
     functions: _Anything = UNSET
     function_call: _Anything = UNSET
     response_format: _Anything = UNSET
+    structured_outputs: _Anything = UNSET
+    guided_json: _Anything = UNSET
+    guided_regex: _Anything = UNSET
+    guided_choice: _Anything = UNSET
+    guided_grammar: _Anything = UNSET
+    json_schema: _Anything = UNSET
+    regex: _Anything = UNSET
+    ebnf: _Anything = UNSET
+    documents: _Anything = UNSET
     modalities: _Anything = UNSET
     audio: _Anything = UNSET
     prediction: _Anything = UNSET
-    reasoning_effort: _Anything = UNSET
     web_search_options: _Anything = UNSET
     moderation: _Anything = UNSET
     chat_template: _Anything = UNSET
@@ -101,6 +119,8 @@ _FIELDS = _Body.__struct_fields__
 _FIRST_RARE = _FIELDS.index("stop")
 _RARE = _FIELDS[_FIRST_RARE:]
 _NOTHING_RARE = (UNSET,) * len(_RARE)
+
+_LONG = frozenset(("tools", "documents"))  # they have limits of their own
 
 # Of the fields above those that the neutral form calls the same.
 _SAME_NAME = (
@@ -129,6 +149,7 @@ _ALLOWED: Mapping[str, str] = descriptions(_Body) | {
 _STOP: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(_Stop)
 _STOP_TOKEN_IDS = msgspec.json.Decoder(_StopTokenIds)
 _LOGIT_BIAS = msgspec.json.Decoder(_LogitBias)
+_DOCUMENTS = msgspec.json.Decoder(list[dict[str, Any]])
 _BODY = msgspec.json.Decoder(_Body)
 
 
@@ -170,6 +191,12 @@ def parse_chat(body: bytes, limits: BodyLimits) -> ChatRequest:
         template_kwargs=_template_kwargs(carried, limits),
         add_generation_prompt=not continues if generates is None else generates,
         continue_final_message=continues,
+        tools=tools_of(carried["tools"], limits) if "tools" in carried else (),
+        tool_choice=tool_choice_of(carried["tool_choice"], limits) if "tool_choice" in carried else ToolChoice(),
+        parallel_tool_calls=UNSET if chat.parallel_tool_calls is None else chat.parallel_tool_calls,
+        reasoning=_reasoning(chat),
+        output=format_of(carried, limits) if carried else None,
+        documents=_documents(carried, limits),
         user=chat.user,
         losses=listed(losses),
     )
@@ -221,6 +248,31 @@ def _sampling(chat: _Body, carried: Mapping[str, Raw], limits: BodyLimits) -> Sa
     return Sampling(**knobs)
 
 
+_AS_THE_MODEL_DOES = ReasoningRequest()
+
+
+def _reasoning(chat: _Body) -> ReasoningRequest:
+    if chat.reasoning_effort is None and chat.include_reasoning is None:
+        return _AS_THE_MODEL_DOES
+    return ReasoningRequest(
+        effort=UNSET if chat.reasoning_effort is None else chat.reasoning_effort,
+        visibility="omitted" if chat.include_reasoning is False else UNSET,
+    )
+
+
+def _documents(carried: Mapping[str, Raw], limits: BodyLimits) -> tuple[dict[str, Any], ...]:
+    if "documents" not in carried:
+        return ()
+    raw = carried["documents"]
+    check_weight(raw, "documents", limits.max_tools_bytes, limits.max_tools_containers)
+    documents = decode(
+        _DOCUMENTS, raw, {"documents": "an array of objects", "documents[]": "an object"}, root="documents"
+    )
+    for index, document in enumerate(documents):
+        check_depth(document, f"documents[{index}]", limits)
+    return tuple(documents)
+
+
 def _stream_options(chat: _Body, losses: Losses) -> bool:
     options = chat.stream_options
     if options is None:
@@ -254,7 +306,7 @@ def _carried(values: Sequence[Raw | UnsetType], limits: BodyLimits, losses: Loss
             continue
         if (rule := RULES.get(name)) is not None:
             judge(name, raw, rule, losses, limits)
-        elif view.nbytes > limits.max_option_bytes:
+        elif view.nbytes > limits.max_option_bytes and name not in _LONG:
             raise too_long(name, limits.max_option_bytes)
         else:
             carried[name] = raw

@@ -26,6 +26,7 @@ from extproc.dialects.json_body import (
 from extproc.dialects.openai_chat_fields import RULES
 from extproc.dialects.openai_chat_messages import Losses, Message, judge, turns_of
 from extproc.dialects.openai_errors import JSON_TYPE, error_answer
+from extproc.dialects.openai_tools import tools_of
 from extproc.ir import ChatRequest, Operation, RequestError
 
 __all__ = [
@@ -149,10 +150,8 @@ def _too_many_ids(most: int) -> RequestError:
 
 def _conversation(request: _Tokenize, messages: list[Message], limits: BodyLimits) -> ChatRequest:
     losses: Losses = {}
-    for name in ("chat_template", "tools"):
-        raw = getattr(request, name)
-        if raw is not UNSET:
-            judge(name, raw, RULES[name], losses, limits)
+    if request.chat_template is not UNSET:
+        judge("chat_template", request.chat_template, RULES["chat_template"], losses, limits)
     for name in ("media_io_kwargs", "mm_processor_kwargs"):
         raw = getattr(request, name)
         if raw is not UNSET and bytes(raw) not in (b"null", b"{}"):
@@ -169,6 +168,7 @@ def _conversation(request: _Tokenize, messages: list[Message], limits: BodyLimit
     return ChatRequest(
         model=request.model or "",
         turns=turns,
+        tools=() if request.tools is UNSET or bytes(request.tools) == b"null" else tools_of(request.tools, limits),
         template_kwargs=_template_kwargs(request.chat_template_kwargs, limits),
         add_generation_prompt=not continues if generates is None else generates,
         continue_final_message=continues,

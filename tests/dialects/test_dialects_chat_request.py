@@ -155,7 +155,7 @@ def test_template_arguments_of_very_many_values_are_refused_but_not_text_with_br
         assert "100 objects and arrays" in caught.value.info.message
 
 
-@pytest.mark.parametrize("name", ["annotations", "reasoning"])
+@pytest.mark.parametrize("name", ["annotations", "reasoning_details"])
 def test_fields_that_are_not_carried_are_not_read(name: str) -> None:
     field = b'"%b": {"huge": %b, "deep": %b1%b}' % (name.encode(), b"9" * 300, b"[" * 200, b"]" * 200)
     request = DIALECT.parse(INBOUND, b'{"model": "m", "messages": [{"role": "user", "content": "a", ' + field + b"}]}")
@@ -164,12 +164,12 @@ def test_fields_that_are_not_carried_are_not_read(name: str) -> None:
 
 def test_equal_losses_are_listed_once() -> None:
     part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": 1}
-    message = {"role": "assistant", "content": [part, part], "reasoning": "r", "annotations": [1]}
+    message = {"role": "assistant", "content": [part, part], "reasoning_details": [1], "annotations": [1]}
     request = DIALECT.parse(INBOUND, json.dumps({**MINIMAL, "messages": [message] * 20, "store": True}).encode())
     assert [loss.field for loss in request.losses] == [
         "store",
         "messages[*].annotations",
-        "messages[*].reasoning",
+        "messages[*].reasoning_details",
         "messages[*].content[*].prompt_cache_breakpoint",
         "messages[*].content[*].cache_control",
     ]

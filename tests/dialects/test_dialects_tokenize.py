@@ -49,7 +49,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [USER] * 4}, "messages", "array_above_max_length"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "invalid_value"),
     ({"messages": [USER], "chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
-    ({"messages": [USER], "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
     ({"messages": [USER], "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs", "unsupported_parameter"),
     ({"messages": [USER], "add_generation_prompt": True, "continue_final_message": True},
      "continue_final_message", "invalid_value"),
