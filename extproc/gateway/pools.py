@@ -11,9 +11,15 @@ from extproc.config.schema import Config
 from extproc.engines.registry import engine
 from extproc.gateway.backend import Backend
 from extproc.ir import ModelCard
-from extproc.routing.policies import POLICIES
+from extproc.routing.policies import LeastLoad, Random, RoundRobin
 from extproc.routing.pool import ModelTable, ModelTarget, Pool
 from extproc.routing.worker import Worker
+
+
+_POLICIES: dict[str, type[LeastLoad | RoundRobin | Random]] = {
+    policy.name: policy for policy in (LeastLoad, RoundRobin, Random)
+}
+"""By the name that a configuration uses."""
 
 
 class Fleet(Struct, frozen=True):
@@ -37,7 +43,7 @@ def build_fleet(config: Config) -> Fleet:
     aliases: dict[str, set[str]] = {}
     for section in config.pools:
         workers = [Worker(worker.label, str(worker.address)) for worker in section.workers]
-        pool = Pool(section.name, workers, POLICIES[section.policy](), config.envoy.retries)
+        pool = Pool(section.name, workers, _POLICIES[section.policy](), config.envoy.retries)
         backends[pool.name] = Backend(
             pool,
             engine(section.engine),

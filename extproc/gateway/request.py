@@ -22,6 +22,7 @@ from extproc.gateway.plan import check_tools, plan_answer
 from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, Loss, Operation, RequestError
 from extproc.observe.metrics import RequestAccount
 from extproc.output.answer_text import AnswerText
+from extproc.routing.facts import RouteFacts
 from extproc.routing.reservation import Decision, Reservation
 from extproc.tokens.model import Prompt
 
@@ -74,7 +75,7 @@ class _Prepared(Struct, frozen=True):
     """All of a request that does not depend on its worker."""
 
     backend: Backend
-    prompt_tokens: int
+    facts: RouteFacts
     losses: tuple[Loss, ...]
     engine_request: EngineRequest
     decoder: Decoder
@@ -193,7 +194,8 @@ class GatewayRequest:
         text = AnswerText(sampling, tokens, plan.reading)
         renderer = codec.stream(chat, identity) if chat.stream else None
         whole = None if chat.stream else codec.whole(chat, identity)
-        prepared = _Prepared(backend, length, plan.losses, engine_request, decoder, text, renderer, whole)
+        facts = RouteFacts(length, ids, tenant=self._tenant, priority=self._priority)
+        prepared = _Prepared(backend, facts, plan.losses, engine_request, decoder, text, renderer, whole)
         admission = backend.pool.admission
         if admission is None:
             return self._forward(prepared, self._reserve(prepared))
@@ -206,8 +208,8 @@ class GatewayRequest:
         """Choose the worker. Raises RequestError."""
         pool = prepared.backend.pool
         if not self._explain:
-            return pool.reserve(prepared.prompt_tokens)
-        reservation, self._decision = pool.reserve_explained(prepared.prompt_tokens)
+            return pool.reserve(prepared.facts)
+        reservation, self._decision = pool.reserve_explained(prepared.facts)
         return reservation
 
     async def _forward_later(self, prepared: _Prepared, admitted: Awaitable[Reservation]) -> Outcome:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from extproc.ir import ErrorInfo, ErrorKind, ModelCard, RequestError
 from extproc.routing.admission import Admission
+from extproc.routing.facts import RouteFacts
 from extproc.routing.membership import Membership
 from extproc.routing.policies import Policy
 from extproc.routing.reservation import Candidate, Decision, Reservation
@@ -46,17 +47,18 @@ class Pool:
         members = self.members
         return members.thinned() if members.warming else members.candidates
 
-    def reserve(self, prompt_tokens: int) -> Reservation:
+    def reserve(self, facts: RouteFacts) -> Reservation:
         """Choose a worker and put the request's load on it. Raises RequestError (UNAVAILABLE) without candidates."""
-        return self._reserve(prompt_tokens, explain=False)[0]
+        return self._reserve(facts, explain=False)[0]
 
-    def reserve_explained(self, prompt_tokens: int) -> tuple[Reservation, Decision]:
+    def reserve_explained(self, facts: RouteFacts) -> tuple[Reservation, Decision]:
         """`reserve`, with the decision in words; building it costs more than deciding."""
-        reservation, decision = self._reserve(prompt_tokens, explain=True)
+        reservation, decision = self._reserve(facts, explain=True)
         assert decision is not None
         return reservation, decision
 
-    def _reserve(self, prompt_tokens: int, *, explain: bool) -> tuple[Reservation, Decision | None]:
+    def _reserve(self, facts: RouteFacts, *, explain: bool) -> tuple[Reservation, Decision | None]:
+        prompt_tokens = facts.prompt_tokens
         candidates = self.candidates()
         admission = self.admission
         if admission is not None and candidates:
@@ -66,7 +68,8 @@ class Pool:
             )
         if not candidates:
             raise no_worker(self.name)
-        ranked = self.policy.rank(candidates, prompt_tokens)
+        ranking = self.policy.rank(candidates, facts)
+        ranked = ranking.workers
         chosen = ranked[0]
         decision = None
         if explain:
@@ -75,7 +78,7 @@ class Pool:
                 chosen.label,
                 chosen.address,
                 self.policy.name,
-                self.policy.reason(chosen, candidates),
+                self.policy.explain(ranking, facts),
                 prompt_tokens,
                 tuple(Candidate(w.label, w.waiting_tokens, w.running) for w in ranked[:_MOST_CANDIDATES]),
             )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.ir import ErrorKind, ModelCard, RequestError
+from extproc.routing.facts import RouteFacts
 from extproc.routing.policies import LeastLoad, Policy, Random, RoundRobin
 from extproc.routing.pool import ModelTable, ModelTarget, Pool
 from extproc.routing.worker import Worker, WorkerState
@@ -32,7 +33,7 @@ def loads(a_pool: Pool) -> list[tuple[int, int]]:
 
 def test_round_robin_takes_each_in_turn_and_names_the_next_for_retries() -> None:
     a_pool = pool(4)
-    assert [a_pool.reserve(1).destinations for _ in range(5)] == [
+    assert [a_pool.reserve(RouteFacts(1)).destinations for _ in range(5)] == [
         "10.0.0.0:1,10.0.0.1:1,10.0.0.2:1",
         "10.0.0.1:1,10.0.0.2:1,10.0.0.3:1",
         "10.0.0.2:1,10.0.0.3:1,10.0.0.0:1",
@@ -42,29 +43,29 @@ def test_round_robin_takes_each_in_turn_and_names_the_next_for_retries() -> None
 
 
 def test_without_retries_one_destination_is_named() -> None:
-    assert pool(4, retries=0).reserve(1).destinations == "10.0.0.0:1"
+    assert pool(4, retries=0).reserve(RouteFacts(1)).destinations == "10.0.0.0:1"
 
 
 def test_least_load_counts_prompt_tokens_that_wait_not_requests() -> None:
     a_pool = pool(2, LeastLoad(random.Random(1)))
-    first = a_pool.reserve(1000)
-    others = [a_pool.reserve(10) for _ in range(5)]
+    first = a_pool.reserve(RouteFacts(1000))
+    others = [a_pool.reserve(RouteFacts(10)) for _ in range(5)]
     assert all(other.worker is not first.worker for other in others)
     first.first_token()
-    assert a_pool.reserve(10).worker is first.worker
+    assert a_pool.reserve(RouteFacts(10)).worker is first.worker
 
 
 def test_among_equals_least_load_takes_the_one_with_fewer_running() -> None:
     a_pool = pool(2, LeastLoad(random.Random(1)))
-    first = a_pool.reserve(0)
-    assert a_pool.reserve(0).worker is not first.worker
+    first = a_pool.reserve(RouteFacts(0))
+    assert a_pool.reserve(RouteFacts(0)).worker is not first.worker
 
 
 def test_among_full_equals_least_load_spreads() -> None:
     a_pool = pool(3, LeastLoad(random.Random(1)))
     chosen = set()
     for _ in range(50):
-        reservation = a_pool.reserve(5)
+        reservation = a_pool.reserve(RouteFacts(5))
         chosen.add(reservation.worker.label)
         reservation.settle()
     assert chosen == {"w0", "w1", "w2"}
@@ -72,29 +73,29 @@ def test_among_full_equals_least_load_spreads() -> None:
 
 def test_random_reaches_all_workers() -> None:
     a_pool = pool(3, Random(random.Random(1)))
-    assert {a_pool.reserve(1).worker.label for _ in range(50)} == {"w0", "w1", "w2"}
+    assert {a_pool.reserve(RouteFacts(1)).worker.label for _ in range(50)} == {"w0", "w1", "w2"}
 
 
 def test_workers_that_are_not_ready_are_not_chosen() -> None:
     a_pool = pool(3)
     a_pool.workers[1].state = WorkerState.UNHEALTHY
     a_pool.workers[2].state = WorkerState.STARTING
-    assert {a_pool.reserve(1).destinations for _ in range(3)} == {"10.0.0.0:1"}
+    assert {a_pool.reserve(RouteFacts(1)).destinations for _ in range(3)} == {"10.0.0.0:1"}
 
 
 def test_without_candidates_it_is_503_and_never_404() -> None:
     a_pool = pool(1)
     a_pool.workers[0].state = WorkerState.UNHEALTHY
     with pytest.raises(RequestError) as raised:
-        a_pool.reserve(1)
+        a_pool.reserve(RouteFacts(1))
     assert raised.value.info.kind is ErrorKind.UNAVAILABLE
     assert raised.value.info.retry_after_s
 
 
 def test_a_decision_shows_what_the_policy_saw() -> None:
     a_pool = pool(2, LeastLoad(random.Random(1)))
-    first = a_pool.reserve(100)
-    _, decision = a_pool.reserve_explained(7)
+    first = a_pool.reserve(RouteFacts(100))
+    _, decision = a_pool.reserve_explained(RouteFacts(7))
     assert decision.worker != first.worker.label
     assert (decision.policy, decision.prompt_tokens) == ("least_load", 7)
     assert [(c.worker, c.waiting_tokens) for c in decision.candidates] == [
@@ -106,7 +107,7 @@ def test_a_decision_shows_what_the_policy_saw() -> None:
 
 def test_load_moves_to_the_host_that_served() -> None:
     a_pool = pool(2)
-    reservation = a_pool.reserve(50)
+    reservation = a_pool.reserve(RouteFacts(50))
     assert reservation.served_by("10.0.0.1:1")
     assert loads(a_pool) == [(0, 0), (50, 1)]
     reservation.settle()
@@ -115,7 +116,7 @@ def test_load_moves_to_the_host_that_served() -> None:
 
 def test_a_host_outside_the_pool_is_told() -> None:
     a_pool = pool(2)
-    reservation = a_pool.reserve(50)
+    reservation = a_pool.reserve(RouteFacts(50))
     assert not reservation.served_by("192.0.2.1:1")
     assert loads(a_pool) == [(50, 1), (0, 0)]
 
@@ -133,7 +134,7 @@ def test_whatever_happens_to_requests_the_load_is_never_negative_and_ends_at_not
     steps: list[tuple[int, str]],
 ) -> None:
     a_pool = pool(3)
-    reservations = [a_pool.reserve(10 * (i + 1)) for i in range(6)]
+    reservations = [a_pool.reserve(RouteFacts(10 * (i + 1))) for i in range(6)]
     for index, step in steps:
         reservation = reservations[index]
         if step == "first_token":
