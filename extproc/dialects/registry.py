@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from extproc.dialects.anthropic import anthropic
 from extproc.dialects.base import Dialect
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat import openai_chat
@@ -13,6 +14,7 @@ def all_dialects(limits: BodyLimits) -> tuple[Dialect, ...]:
     """Those of the first answer whom no other claims. Of rows with the same path the ones with `when` come first."""
     return (
         openai_chat(limits),
+        anthropic(limits),
         openai_models(),
         vllm_tokenize(),
     )
