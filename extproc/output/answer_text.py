@@ -163,11 +163,12 @@ class _Choice:
             # One by one, so that it is known at which character each token begins.
             for token_id, scores in zip(ids, event.scores, strict=False):
                 self._entries.append((self._received, self._logprob(scores)))
-                finish = self._read_ids((token_id,), events)
+                one = (token_id,)
+                finish = self._ids(one, events) if self._reader is None else self._read_ids(one, events)
                 if finish is not None:
                     return finish
             ids = ids[len(event.scores) :]
-        return self._read_ids(ids, events)
+        return self._ids(ids, events) if self._reader is None else self._read_ids(ids, events)
 
     def ended(self, event: Ended, events: list[Event]) -> Finish:
         """The rest of the text, and why it ends."""
@@ -194,8 +195,7 @@ class _Choice:
     def _read_ids(self, ids: Sequence[int], events: list[Event]) -> Finish | None:
         """Where reasoning may come, its tokens are counted, one by one for the last of them."""
         reader = self._reader
-        if reader is None:
-            return self._ids(ids, events)
+        assert reader is not None
         for at, token_id in enumerate(ids):
             if not reader.may_reason:
                 return self._ids(ids[at:], events)
