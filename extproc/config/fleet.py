@@ -29,7 +29,17 @@ def _check_host(name: str) -> str:
 
 
 HttpPath = Annotated[str, AfterValidator(_check_path)]
+
+
+def _check_plain_header(name: str) -> str:
+    """Envoy's formats take no other characters in a header's name."""
+    if not re.fullmatch(r"[a-z0-9_-]{1,64}", name):
+        raise ValueError(f"{name[:64]!r} is no header name of a-z, 0-9, _ and -: write one such as x-session-id")
+    return name
+
+
 HeaderName = Annotated[str, AfterValidator(_check_header)]
+SessionHeader = Annotated[str, AfterValidator(_check_plain_header)]
 HostName = Annotated[str, AfterValidator(_check_host)]
 Port = Annotated[Int, Field(ge=1, le=65535)]
 

@@ -30,7 +30,7 @@ from extproc.config.fields import (
     shorthand,
     written,
 )
-from extproc.config.fleet import Discover, Health, HttpHealth, LoadMetrics, Overload, Tenants
+from extproc.config.fleet import Discover, Health, HttpHealth, LoadMetrics, Overload, SessionHeader, Tenants
 
 
 class Tls(Section):
@@ -155,6 +155,13 @@ class Envoy(Section):
         ge=1,
         le=8192,
         description="Ceiling of a request's headers, in KiB; Envoy ends the connection of a client that sends more.",
+    )
+    session_headers: tuple[SessionHeader, ...] = Field(
+        default=(),
+        max_length=8,
+        description="Request headers that name a conversation, such as `x-session-id`, the best one first. With "
+        "several processes all requests of a conversation then reach the same one, which has its prompt's tokens in its cache; "
+        "requests without these headers go to any. Needs Envoy 1.37 or newer.",
     )
     access_log: Bool = Field(default=False, description="Write Envoy's access log to its standard output, as JSON.")
 

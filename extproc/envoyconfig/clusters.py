@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from betterproto2 import Message
 from envoy_data_plane.envoy.config.cluster import v3 as cluster
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
+from envoy_data_plane.envoy.config.route import v3 as route
+from envoy_data_plane.envoy.extensions.load_balancing_policies.common import v3 as common
 from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request import v3 as least_request
 from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
+from envoy_data_plane.envoy.extensions.load_balancing_policies.ring_hash import v3 as ring_hash
 from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
 from envoy_data_plane.envoy.type import v3 as http_type
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
@@ -31,6 +35,7 @@ _PROCESSOR_WINDOW_BYTES = 1 << 20
 _POOL_WINDOW_BYTES = 256 << 10
 _CONNECTION_WINDOW_BYTES = 16 << 20
 _WAITING_FRAMES = 10_000_000
+_MOST_LOAD_PERCENT = 150  # of the mean: a processor with more in flight passes further exchanges on to the next one
 _MIN_RETRIES = 10  # of a pool that run at a time, however few requests there are
 _KEEPALIVE = core.TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
 
@@ -42,10 +47,12 @@ def build_processor(
 
     Health checks are needed for more than balance: without them a dead processor's sockets stay in use.
     """
+    by_session = bool(envoy.session_headers) and len(addresses) > 1
     return cluster.Cluster(
         name=names.PROCESSOR_CLUSTER,
         type=cluster.ClusterDiscoveryType.STATIC,
-        lb_policy=cluster.ClusterLbPolicy.LEAST_REQUEST,
+        lb_policy=cluster.ClusterLbPolicy.ROUND_ROBIN if by_session else cluster.ClusterLbPolicy.LEAST_REQUEST,
+        load_balancing_policy=_by_session(len(envoy.session_headers)) if by_session else None,
         connect_timeout=seconds(_PROCESSOR_CONNECT_S),
         per_connection_buffer_limit_bytes=_PROCESSOR_BUFFER_BYTES,
         circuit_breakers=_ceiling(envoy.max_requests),
@@ -98,24 +105,41 @@ def build_endpoints(pool: str, workers: Sequence[HostPort]) -> endpoint.ClusterL
     return _assignment(pool, sorted(workers))
 
 
-def _named_host() -> cluster.LoadBalancingPolicy:
-    def only(
-        name: str, message: override_host.OverrideHost | least_request.LeastRequest
-    ) -> cluster.LoadBalancingPolicy:
-        policy = cluster.LoadBalancingPolicyPolicy(typed_extension_config=extension(name, message))
-        return cluster.LoadBalancingPolicy(policies=[policy])
+def _by_session(headers: int) -> cluster.LoadBalancingPolicy:
+    """By the first of the headers that an exchange has, as the listener copies them; by chance without any."""
+    policies = [
+        route.RouteActionHashPolicy(
+            header=route.RouteActionHashPolicyHeader(header_name=names.session_metadata(at)), terminal=True
+        )
+        for at in range(headers)
+    ]
+    return _only(
+        "envoy.load_balancing_policies.ring_hash",
+        ring_hash.RingHash(
+            consistent_hashing_lb_config=common.ConsistentHashingLbConfig(
+                hash_policy=policies, hash_balance_factor=_MOST_LOAD_PERCENT
+            )
+        ),
+    )
 
+
+def _only(name: str, message: Message) -> cluster.LoadBalancingPolicy:
+    policy = cluster.LoadBalancingPolicyPolicy(typed_extension_config=extension(name, message))
+    return cluster.LoadBalancingPolicy(policies=[policy])
+
+
+def _named_host() -> cluster.LoadBalancingPolicy:
     source = override_host.OverrideHostOverrideHostSource(
         metadata=metadata.MetadataKey(
             key=names.DESTINATION_NAMESPACE,
             path=[metadata.MetadataKeyPathSegment(key=names.DESTINATION_HEADER)],
         )
     )
-    return only(
+    return _only(
         "envoy.load_balancing_policies.override_host",
         override_host.OverrideHost(
             override_host_sources=[source],
-            fallback_policy=only("envoy.load_balancing_policies.least_request", least_request.LeastRequest()),
+            fallback_policy=_only("envoy.load_balancing_policies.least_request", least_request.LeastRequest()),
         ),
     )
 

@@ -162,7 +162,14 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
     send = ext_proc.ProcessingModeHeaderSendMode.SEND
     duplex = ext_proc.ProcessingModeBodySendMode.FULL_DUPLEX_STREAMED
     return ext_proc.ExternalProcessor(
-        grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=names.PROCESSOR_CLUSTER)),
+        grpc_service=core.GrpcService(
+            envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=names.PROCESSOR_CLUSTER),
+            # Only for the choice of a process: absent headers are left out.
+            initial_metadata=[
+                core.HeaderValue(key=names.session_metadata(at), value=f"%REQ({header})%")
+                for at, header in enumerate(config.envoy.session_headers)
+            ],
+        ),
         failure_mode_allow=False,
         status_on_error=http_type.HttpStatus(code=http_type.StatusCode.ServiceUnavailable),
         processing_mode=ext_proc.ProcessingMode(

@@ -35,3 +35,8 @@ STRIPPED_HEADERS = (
 PROCESSOR_CLUSTER = "processor"
 EXT_PROC_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 """The gRPC service, and the name under which its health is asked for."""
+
+
+def session_metadata(at: int) -> str:
+    """The gRPC metadata by which Envoy chooses a processor's socket: a copy of a request header."""
+    return f"x-gateway-session-{at}"
