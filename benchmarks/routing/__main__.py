@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 import time
@@ -146,6 +147,8 @@ class _Bench:
             if done:
                 print(report.heading())
                 print(report.table(done), flush=True)
+            if self._output.exists():
+                print(*report.at_half_the_speed(json.loads(self._output.read_text())), sep="\n")
 
     def _traffic(self, scenario: Scenario, requests: Sequence[Request]) -> tuple[list[Request], Bodies]:
         """The requests of a scenario, and their bytes: the last ones are kept."""
@@ -180,9 +183,11 @@ class _Bench:
                 turn.cancel()
             used = [cpu.used_s(pid) - start for pid, start in zip(pids, before, strict=True)]
             totals = (await running.engines.order(do="totals"))["totals"]
+            if running.extra is not None:
+                totals += (await running.extra.order(do="totals"))["totals"]
             if turn.done() and not turn.cancelled() and turn.exception() is not None:
                 raise CommandError(f"{setting.name} {contender}: {turn.exception()}")
-        speeds = spread_speeds(WORKERS, SPEED_SPREAD, SPEED_SEED)
+        speeds = [*spread_speeds(WORKERS, SPEED_SPREAD, SPEED_SEED), 1.0][: len(totals)]
         made = figures(contender, setting, result, totals, speeds, PREFILL_TOKENS_PER_S, used[:-1], used[-1])
         if made.mistake:
             print(f"  {contender}: {made.failed}, first: {made.mistake}", flush=True)

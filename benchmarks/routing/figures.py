@@ -42,7 +42,7 @@ class Figures:
     setting: Setting
     requests: int
     failed: dict[str, int]  # requests by what went wrong
-    mean_s: float  # of answered requests; the next ones count failures as infinite
+    mean_s: float  # of requests that got a first token; the next ones count those without one as infinite
     p50_s: float
     p90_s: float
     p99_s: float
@@ -93,15 +93,19 @@ def figures(
     """From what the client and the engines counted."""
     speed_up = setting.speed_up
     outcomes = result.outcomes
-    answered = [outcome for outcome in outcomes if outcome.ok and outcome.first_s is not None]
-    times = sorted((outcome.first_s or 0.0) * speed_up if outcome.ok else math.inf for outcome in outcomes)
+    begun = [outcome.first_s * speed_up for outcome in outcomes if outcome.first_s is not None]
+    never = [math.inf] * (len(outcomes) - len(begun))
+    answered = [outcome for outcome in outcomes if outcome.ok]
+    times = sorted(begun + never)
+    # What broke off after its first token has no usage that would tell its own prefill.
     slowdowns = sorted(
-        (outcome.first_s or 0.0)
-        * speed_up
-        / max((outcome.prompt_tokens - outcome.cached_tokens) / prefill_tokens_per_s, _STEP_S)
-        if outcome.ok
-        else math.inf
-        for outcome in outcomes
+        [
+            (outcome.first_s or 0.0)
+            * speed_up
+            / max((outcome.prompt_tokens - outcome.cached_tokens) / prefill_tokens_per_s, _STEP_S)
+            for outcome in answered
+        ]
+        + never
     )
     prompt_tokens = sum(outcome.prompt_tokens for outcome in answered)
     elapsed_s = result.elapsed_s
@@ -110,7 +114,7 @@ def figures(
         setting=setting,
         requests=len(outcomes),
         failed=dict(Counter(outcome.status for outcome in outcomes if not outcome.ok)),
-        mean_s=sum(outcome.first_s or 0.0 for outcome in answered) * speed_up / max(len(answered), 1),
+        mean_s=sum(begun) / max(len(begun), 1),
         p50_s=quantile(times, 0.5),
         p90_s=quantile(times, 0.9),
         p99_s=quantile(times, 0.99),

@@ -21,6 +21,7 @@ _BARS: Mapping[str, Mapping[str, float]] = {
     "trace-0.6-mean": {"ratio_smg": 0.75},
 }
 _SHARE_BARS = {"trace-1.0-cached": 0.9}
+_SPEED_BAR = 0.05
 _MEASURES = {
     "mean": "mean_s",
     "p50": "p50_s",
@@ -130,6 +131,24 @@ def _row(name: str, setting: Setting, group: Sequence[Figures], **values: float 
 
 def _ratio(value: float | None, other: float | None) -> float | None:
     return value / other if value is not None and other and value != math.inf and other != math.inf else None
+
+
+def at_half_the_speed(rows_of_file: Sequence[dict[str, Any]]) -> list[str]:
+    """How ratios differ where time ran half as fast: what of them is the machine's and not the policy's."""
+    by_name = {row["name"]: row for row in rows_of_file}
+    lines = []
+    for name, row in by_name.items():
+        slower = by_name.get(name.replace("-1.0-", f"-1.0-x{row['speed_up'] / 2:g}-"))
+        if slower is None or slower is row:
+            continue
+        for key in ("ratio_smg", "ratio_blind"):
+            if row[key] and slower[key]:
+                change = slower[key] / row[key] - 1.0
+                verdict = "" if abs(change) <= _SPEED_BAR else ", MISSED: within 5 %"
+                lines.append(
+                    f"{name} {key}: {row[key]:.3f}, at half the speed-up {slower[key]:.3f} ({change:+.1%}{verdict})"
+                )
+    return lines
 
 
 def write_json(new: Sequence[dict[str, Any]], file: Path, keys: Sequence[str]) -> None:

@@ -25,18 +25,19 @@ def made(contender: Contender, mean_s: float, p99_s: float, cached: float = 0.3,
     )  # fmt: skip
 
 
-def test_times_are_model_time_and_failures_are_worse_than_any():
+def test_times_are_model_time_and_no_answer_is_worse_than_any():
     outcomes = [
         Outcome(0.0, first_s=0.1, prompt_tokens=1000, cached_tokens=200, status="ok"),
         Outcome(0.0, first_s=0.3, prompt_tokens=1000, cached_tokens=999, status="ok"),
-        Outcome(0.0, first_s=0.01, status="HTTP 503"),
+        Outcome(0.0, first_s=0.2, status="broken off in the stream"),
+        Outcome(0.0, status="HTTP 503"),
     ]
     total = {"computed_tokens": 8000, "late_ms": 2.0, "steps": 4, "latest_ms": 9.0}
     result = LoadResult(outcomes, elapsed_s=2.0, cpu_s=0.5)
     seen = figures(Contender.TTFT, SETTING, result, [total, total], [0.5, 1.0], 8000.0, [0.4, 0.2], 1.0)
-    assert seen.mean_s == pytest.approx((0.1 + 0.3) / 2 * 8)
-    assert (seen.p50_s, seen.p99_s) == (pytest.approx(0.3 * 8), math.inf)
-    assert seen.failed == {"HTTP 503": 1}
+    assert seen.mean_s == pytest.approx((0.1 + 0.3 + 0.2) / 3 * 8)
+    assert (seen.p50_s, seen.p99_s) == (pytest.approx(0.2 * 8), math.inf)
+    assert seen.failed == {"broken off in the stream": 1, "HTTP 503": 1}
     assert seen.cached_share == pytest.approx(1199 / 2000)
     assert seen.busy == [pytest.approx(8000 / (4000 * 16)), pytest.approx(8000 / (8000 * 16))]
     assert (seen.gateway_cores, seen.engines_cores, seen.client_cores) == ([0.2, 0.1], 0.5, 0.25)
@@ -116,3 +117,12 @@ def test_the_peers_intervals_shrink_with_the_clock():
     assert given["--worker-warmup-secs"] == 8
     assert given["--worker-stale-secs"] > given["--load-monitor-interval"]
     assert smg_intervals(1.0) == []
+
+
+def test_ratios_at_half_the_speed_are_compared():
+    row = {"name": "trace-1.0-mean", "speed_up": 8.0, "ratio_smg": 0.5, "ratio_blind": 0.8}
+    slower = {"name": "trace-1.0-x4-mean", "speed_up": 4.0, "ratio_smg": 0.51, "ratio_blind": 0.9}
+    other = {"name": "trace-0.6-mean", "speed_up": 8.0, "ratio_smg": 0.5, "ratio_blind": 0.8}
+    same, changed = report.at_half_the_speed([row, slower, other])
+    assert "MISSED" not in same
+    assert "+12.5%, MISSED" in changed
