@@ -116,14 +116,14 @@ def _workers(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
                 names.add(name)
 
 
-_RANKED_ENGINES = ("vllm",)
+RANKED_ENGINES = ("vllm",)
 """Whose protocol's requests can name a data-parallel rank."""
 
 
 def _ranks(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
     for pool_path, pool in pools:
         engine = _get(pool, "engine", "vllm")
-        if engine in _RANKED_ENGINES:
+        if engine in RANKED_ENGINES:
             continue
         places = [(path, worker) for path, worker in _items(pool, "workers", pool_path)]
         places.append(((*pool_path, "discover", "dns"), _get(_get(pool, "discover"), "dns")))

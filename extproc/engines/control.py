@@ -99,10 +99,14 @@ class WorkerControl:
 
     async def healthy(self, timeout_s: float) -> bool:
         """Whether the worker answers HealthCheck, and well."""
+        return await self.check(timeout_s) or False
+
+    async def check(self, timeout_s: float) -> bool | None:
+        """The same; None where nobody listens."""
         try:
             answer = await self._stub.HealthCheck(self._messages.HealthCheckRequest(), timeout=timeout_s)
-        except grpc.RpcError:
-            return False
+        except grpc.RpcError as error:
+            return None if hasattr(error, "code") and error.code() is grpc.StatusCode.UNAVAILABLE else False
         return bool(answer.healthy)
 
     async def model_info(self, timeout_s: float) -> ModelInfo:

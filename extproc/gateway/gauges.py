@@ -10,14 +10,19 @@ from prometheus_client.metrics_core import Metric
 from extproc.exchange.service import ExtProcService
 from extproc.gateway.pools import Fleet
 from extproc.observe.turns import LoopTurns
-from extproc.routing.worker import Worker, WorkerState
+from extproc.routing.worker import Worker
 from extproc.tokens.cache import TokenCache
 from extproc.transport.serving import Server
 
 _OF_WORKERS: tuple[tuple[str, str, Callable[[Worker], int]], ...] = (
-    ("extproc_worker_ready", "1 for a worker that may be chosen, else 0.", lambda w: w.state is WorkerState.READY),
+    ("extproc_worker_ready", "1 for a worker that may be chosen, else 0.", lambda w: w.selectable),
     ("extproc_worker_waiting_tokens", "Prompt tokens dispatched and not yet answered.", lambda w: w.waiting_tokens),
     ("extproc_worker_running_requests", "Requests dispatched and not yet ended.", lambda w: w.running),
+    (
+        "extproc_worker_breaker_open",
+        "1 for a worker that gets no requests, or one to try, because it failed those before.",
+        lambda w: w.on_trial,
+    ),
 )
 
 
@@ -74,6 +79,34 @@ class Gauges:
                 for worker in backend.pool.workers:
                     family.add_metric((pool, worker.label), value_of(worker))
             yield family
+        states = GaugeMetricFamily(
+            "extproc_worker_state", "1 for the state that a worker is in.", labels=("pool", "worker", "state")
+        )
+        opened = CounterMetricFamily(
+            "extproc_worker_breaker_opened",
+            "How often a worker's circuit breaker opened.",
+            labels=("pool", "worker"),
+        )
+        for pool, backend in self._fleet.backends.items():
+            for worker in backend.pool.workers:
+                states.add_metric((pool, worker.label, worker.state.value), 1)
+                if worker.breaker is not None:
+                    opened.add_metric((pool, worker.label), worker.breaker.opened)
+        yield states
+        yield opened
+        yield from self._queues()
+
+    def _queues(self) -> Iterator[Metric]:
+        requests = GaugeMetricFamily(
+            "extproc_queue_requests", "Requests that wait for room on a pool with caps.", labels=("pool",)
+        )
+        tokens = GaugeMetricFamily("extproc_queue_tokens", "Their prompt tokens.", labels=("pool",))
+        for pool, backend in self._fleet.backends.items():
+            admission = backend.pool.admission
+            requests.add_metric((pool,), admission.waiting_requests if admission is not None else 0)
+            tokens.add_metric((pool,), admission.waiting_tokens if admission is not None else 0)
+        yield requests
+        yield tokens
 
     def _tokenizers(self) -> Metric:
         family = GaugeMetricFamily(

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
 from extproc.config.schema import Config
+from extproc.discovery.roster import Entry, Roster, static_roster
 from extproc.engines.registry import engine
 from extproc.gateway.backend import Backend
 from extproc.ir import ModelCard
+from extproc.observe.instruments import Counter
+from extproc.observe.metrics import Metrics
+from extproc.routing.admission import Admission, Caps, Refusal
+from extproc.routing.membership import Membership, Resilience, WorkerSpec
 from extproc.routing.policies import LeastLoad, Random, RoundRobin
 from extproc.routing.pool import ModelTable, ModelTarget, Pool
 from extproc.routing.worker import Worker
-
 
 _POLICIES: dict[str, type[LeastLoad | RoundRobin | Random]] = {
     policy.name: policy for policy in (LeastLoad, RoundRobin, Random)
@@ -34,16 +39,20 @@ class Fleet(Struct, frozen=True):
         return [worker for backend in self.backends.values() for worker in backend.pool.workers]
 
 
-def build_fleet(config: Config) -> Fleet:
-    """Workers must have IP addresses, as Envoy knows them."""
+def build_fleet(config: Config, roster: Roster | None = None) -> Fleet:
+    """`roster`: the workers of now; without it those of the configuration, which must have IP addresses."""
+    roster = static_roster(config) if roster is None else roster
+    health = config.health
+    resilience = Resilience(health.breaker_failures, health.breaker_open_s, health.slow_start_s)
     created = int(time.time())
     backends: dict[str, Backend] = {}
     targets: dict[str, list[ModelTarget]] = {}
     cards: dict[str, ModelCard] = {}
     aliases: dict[str, set[str]] = {}
     for section in config.pools:
-        workers = [Worker(worker.label, str(worker.address)) for worker in section.workers]
-        pool = Pool(section.name, workers, _POLICIES[section.policy](), config.envoy.retries)
+        members = Membership((), resilience, _call_later)
+        members.update(specs(roster[section.name]))
+        pool = Pool(section.name, (), _POLICIES[section.policy](), config.envoy.retries, members)
         backends[pool.name] = Backend(
             pool,
             engine(section.engine),
@@ -60,3 +69,45 @@ def build_fleet(config: Config) -> Fleet:
             targets[alias] = targets[name]
             cards[alias] = ModelCard(alias, created)
     return Fleet(backends, ModelTable(targets, cards.values()))
+
+
+def specs(entries: Sequence[Entry]) -> list[WorkerSpec]:
+    """A pool's part of a roster, for its membership."""
+    return [WorkerSpec(each.address, each.label, each.ranks, each.draining, each.wait_s) for each in entries]
+
+
+def limit(fleet: Fleet, config: Config, metrics: Metrics) -> None:
+    """Set up admission where pools have caps: an equal part of them, since each process counts for itself."""
+    for section in config.pools:
+        overload = section.overload
+        if not overload.capped:
+            continue
+
+        def part(whole: int | None) -> int | None:
+            return None if whole is None else max(whole // config.processes, 1)
+
+        name = section.name
+        pool = fleet.backends[name].pool
+        pool.admission = Admission(
+            Caps(
+                part(overload.worker_requests),
+                part(overload.worker_tokens),
+                part(overload.pool_requests),
+                part(overload.pool_tokens),
+                overload.queue_requests // config.processes,
+                overload.queue_tokens // config.processes,
+                overload.queue_s,
+                overload.retry_after_s,
+            ),
+            pool.members,
+            waited=metrics.queue_wait.child(name).observe,
+            refused=_counting({each: metrics.admission_refused.child(name, each.value) for each in Refusal}),
+        )
+
+
+def _counting(counters: Mapping[Refusal, Counter]) -> Callable[[Refusal], None]:
+    return lambda refusal: counters[refusal].inc()
+
+
+def _call_later(delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay_s, call)

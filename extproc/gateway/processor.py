@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-
-import grpc.aio
 
 from extproc.config.resolve import resolve_workers
 from extproc.config.schema import Config
 from extproc.dialects.json_body import BodyLimits
-from extproc.engines.control import WorkerControl, open_channel
+from extproc.discovery.build import build_discovery
+from extproc.discovery.discovery import Discovery
+from extproc.discovery.roster import Roster
 from extproc.exchange.service import ExtProcService
 from extproc.gateway.backend import Backend
 from extproc.gateway.gateway import Gateway
 from extproc.gateway.gauges import Gauges
-from extproc.gateway.pools import Fleet, build_fleet
+from extproc.gateway.pools import Fleet, build_fleet, limit, specs
 from extproc.gateway.preparation import Preparation
+from extproc.gateway.tenants import tenant_headers
+from extproc.gateway.worker_checks import PoolChecks
 from extproc.observe.admin import Readiness
 from extproc.observe.exposition import Family, families, render
 from extproc.observe.metrics import Metrics
 from extproc.observe.turns import LoopTurns
-from extproc.routing.health import HealthChecks
+from extproc.observe.workers import WorkerFigures, worker_figures
 from extproc.tokens.cache import TokenCache
 from extproc.transport.health import Health, ServingStatus
 from extproc.transport.limits import TransportLimits
@@ -51,8 +53,12 @@ class Processor:
         *,
         process: int = 0,
         ready_changed: Callable[[], None] = lambda: None,
+        roster: Roster | None = None,
     ) -> None:
-        """`process`: which of the configuration's. `ready_changed`: `readiness` may say something new."""
+        """`process`: which of the configuration's. `ready_changed`: `readiness` may say something new.
+
+        `roster`: the workers, where somebody else finds them and says with `apply` when they change.
+        """
         self._config = config
         self._transport: TransportName = transport
         self._process = process
@@ -64,8 +70,10 @@ class Processor:
         self._servers: list[Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._preparations: list[Preparation] = []
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._checks: HealthChecks | None = None
+        self._checks: list[PoolChecks] = []
+        self._roster = roster
+        self.discovery: Discovery | None = None
+        """Where this process finds its workers itself."""
         self._exchanges: ExtProcService | None = None
         self._gateway: Gateway | None = None
         self._not_ready = {section.name for section in config.pools}
@@ -112,9 +120,10 @@ class Processor:
         """Serve. Pools become ready afterwards, beside the traffic. Raises ResolveError, ListenError, OSError."""
         config = await asyncio.to_thread(resolve_workers, self._config)
         self._config = config
-        if self._process == 0:  # the others have the same workers
-            await asyncio.to_thread(_write_endpoints, config)
-        fleet = build_fleet(config)
+        if self._roster is None and self._process == 0:
+            self.discovery = build_discovery(config, self.apply, self._running)
+            await self.discovery.start()
+        fleet = build_fleet(config, self._roster)
         self.fleet = fleet
         limits = config.limits
         metrics = Metrics([card.id for card in fleet.table.cards], fleet.backends)
@@ -127,7 +136,9 @@ class Processor:
             body_limit_bytes=limits.body_bytes,
             body_limits=body_limits,
             debug_clients=config.debug.clients,
+            tenants=tenant_headers(config.tenants),
         )
+        limit(fleet, config, metrics)
         self._gateway = gateway
         exchanges = ExtProcService(gateway, deadline_s=limits.deadline_s, held_bodies_bytes=limits.held_bytes)
         self._exchanges = exchanges
@@ -147,28 +158,27 @@ class Processor:
             self._servers.append(await serve(service, str(address), self._transport, transport_limits, tls))
         metrics.registry.register(Gauges(fleet, exchanges, self._servers, self._turns, token_cache))
         self._turns.start()
-        self._start_checks(fleet)
+        self._checks = [
+            PoolChecks(section, config.health, fleet.backends[section.name].pool.members) for section in config.pools
+        ]
         self._tasks.extend(asyncio.create_task(preparation.run()) for preparation in self._preparations)
         _log.info("serving on %s", ", ".join(self.addresses))
 
-    def _start_checks(self, fleet: Fleet) -> None:
-        health = self._config.health
-        for worker in fleet.workers:
-            self._channels[worker.address] = open_channel(worker.address)
-        timeout_s = health.timeout_s
-        engines = {str(worker.address): pool.engine for pool in self._config.pools for worker in pool.workers}
+    def apply(self, roster: Roster) -> None:
+        """The workers of all pools, from now on."""
+        self._roster = roster
+        if self.fleet is not None:
+            for name, entries in roster.items():
+                self.fleet.backends[name].pool.members.update(specs(entries))
 
-        async def check(address: str) -> bool:
-            return await WorkerControl(address, self._channels[address], engines[address]).healthy(timeout_s)
+    async def worker_figures(self) -> Mapping[tuple[str, str], WorkerFigures]:
+        """How workers are, by pool and label."""
+        return worker_figures(self.families())
 
-        self._checks = HealthChecks(
-            fleet.workers,
-            check,
-            interval_s=health.interval_s,
-            healthy_after=health.healthy_after,
-            unhealthy_after=health.unhealthy_after,
-        )
-        self._checks.start()
+    async def _running(self) -> Mapping[tuple[str, str], int]:
+        fleet = self.fleet
+        backends = fleet.backends.items() if fleet is not None else ()
+        return {(name, worker.label): worker.running for name, backend in backends for worker in backend.pool.workers}
 
     def _prepare(self, fleet: Fleet, folder: Path, token_cache: TokenCache | None) -> None:
         def serves() -> bool:
@@ -205,21 +215,15 @@ class Processor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(preparation.aclose() for preparation in self._preparations))
-        if self._checks is not None:
-            await self._checks.stop()
-        await asyncio.gather(*(channel.close(None) for channel in self._channels.values()))
+        if self.discovery is not None:
+            await self.discovery.stop()
+        await asyncio.gather(*(checks.stop() for checks in self._checks))
         if self._exchanges is not None:
             self._exchanges.close()
         if self.fleet is not None:
             for backend in self.fleet.backends.values():
+                if backend.pool.admission is not None:
+                    backend.pool.admission.close()
+                backend.pool.members.close()
                 if backend.tokens is not None:
                     await backend.tokens.aclose()
-
-
-def _write_endpoints(config: Config) -> None:
-    """Workers into the files that Envoy watches: what is no endpoint there would silently be served by another host."""
-    # Not at the top: it loads all of Envoy's typed messages, which only this needs.
-    from extproc.envoyconfig.files import write_endpoints
-
-    for pool in config.pools:
-        write_endpoints(config.envoy.directory, pool.name, [worker.address for worker in pool.workers])

@@ -1,14 +1,13 @@
-"""A small HTTP/1.1 server for operators: `/metrics`, `/healthz` (alive), `/readyz` (takes requests).
+"""A small HTTP/1.1 server for operators: `/metrics`, `/healthz` (alive), `/readyz` (takes requests), and others' areas.
 
-One request a connection, GET and HEAD only, bounded in size, time and number: nothing that comes here can disturb the
-traffic.
+One request a connection, bounded in size, time and number: nothing that comes here can disturb the traffic.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Protocol
 
@@ -17,6 +16,7 @@ import msgspec
 from extproc.observe.exposition import CONTENT_TYPE
 
 _MAX_HEAD_BYTES = 16 * 1024
+_MAX_BODY_BYTES = 64 * 1024
 _MAX_CONNECTIONS = 32
 _TIMEOUT_S = 10.0
 
@@ -40,11 +40,34 @@ class Source(Protocol):
         ...
 
 
+class AdminRequest(msgspec.Struct, frozen=True):
+    """A request under an area's path."""
+
+    method: str
+    path: str  # without the query
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+
+class AdminReply(msgspec.Struct, frozen=True):
+    """A JSON answer."""
+
+    status: int
+    content: object
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Area = Callable[[AdminRequest], Awaitable[AdminReply]]
+"""What answers under a path."""
+
+
 class AdminServer:
     """Serves one address."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, areas: Mapping[str, Area] | None = None) -> None:
+        """`areas`: by the first part of their paths, such as `workers`."""
         self._source = source
+        self._areas = areas or {}
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -82,28 +105,54 @@ class AdminServer:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        method = "GET"
+        more: tuple[tuple[str, str], ...] = ()
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         except asyncio.LimitOverrunError:
-            status, kind, body, method = 431, "text/plain", b"", "GET"
+            status, kind, body = 431, "text/plain", b""
         else:
-            method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
+            method, _, rest = head[0].partition(" ")
             target, _, version = rest.partition(" ")
+            path = target.partition("?")[0]
+            area = self._areas.get(path[1:].partition("/")[0])
             if not version.startswith("HTTP/1."):
                 status, kind, body = 400, "text/plain", b"this is no HTTP/1.1 request\n"
+            elif area is None:
+                status, kind, body = await self._answer(method, path)
             else:
-                status, kind, body = await self._answer(method, target.partition("?")[0])
+                reply = await self._answer_area(area, method, path, head[1:], reader)
+                more = reply.headers
+                status, kind = reply.status, "application/json"
+                body = msgspec.json.encode(reply.content) + b"\n"
         lines = [
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
             f"content-type: {kind}",
             f"content-length: {len(body)}",
             "cache-control: no-store",
             "connection: close",
+            *(f"{name}: {value}" for name, value in more),
         ]
         writer.write("\r\n".join([*lines, "", ""]).encode())
         if method != "HEAD":
             writer.write(body)
         await writer.drain()
+
+    async def _answer_area(
+        self, area: Area, method: str, path: str, lines: Sequence[str], reader: asyncio.StreamReader
+    ) -> AdminReply:
+        headers: dict[str, str] = {}
+        for line in lines:
+            name, colon, value = line.partition(":")
+            if colon:
+                headers.setdefault(name.lower(), value.strip())
+        declared = headers.get("content-length", "0")
+        if "transfer-encoding" in headers or not declared.isdecimal():
+            return AdminReply(411, {"error": "send a content-length"})
+        if len(declared) > 9 or int(declared) > _MAX_BODY_BYTES:
+            return AdminReply(413, {"error": f"the body is over {_MAX_BODY_BYTES} bytes"})
+        body = await reader.readexactly(int(declared))
+        return await area(AdminRequest(method, path, headers, body))
 
     async def _answer(self, method: str, path: str) -> tuple[int, str, bytes]:
         """Status, content type, body."""
@@ -116,4 +165,5 @@ class AdminServer:
         if path == "/readyz":
             readiness = await self._source.readiness()
             return 200 if readiness.ready else 503, "application/json", msgspec.json.encode(readiness) + b"\n"
-        return 404, "text/plain", b"there are /metrics, /healthz and /readyz\n"
+        known = ["/metrics", "/healthz", "/readyz", *(f"/{name}" for name in self._areas)]
+        return 404, "text/plain", f"there are {', '.join(known)}\n".encode()

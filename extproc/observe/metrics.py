@@ -99,6 +99,18 @@ class Metrics:
         self.deadlines = CounterFamily(
             "extproc_deadline_exceeded", "Exchanges that took longer than limits.deadline_s.", ("operation",)
         )
+        self.queue_wait = HistogramFamily(
+            "extproc_queue_wait_seconds",
+            "Time that requests waited for room on a pool with caps, of those that had to and got it.",
+            ("pool",),
+            _DURATION_S,
+        )
+        self.admission_refused = CounterFamily(
+            "extproc_admission_refused",
+            "Requests that a pool with caps refused: its queue was full, they waited too long in it, or they made room "
+            "there for a higher priority.",
+            ("pool", "reason"),
+        )
         self.models = frozenset(models)
         self._series: dict[tuple[str, str], _Series] = {}
         for pool in pools:  # a series that exists from the start shows its first event as an increase
@@ -117,6 +129,8 @@ class Metrics:
             self.protocol_errors,
             self.cancelled,
             self.deadlines,
+            self.queue_wait,
+            self.admission_refused,
         ):
             self.registry.register(collector)
         ProcessCollector(registry=self.registry)

@@ -1,69 +1,106 @@
-"""Keeps workers' states true by asking them, each at its own pace."""
+"""Keeps workers' states true by asking their engines, each at its own pace."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from time import monotonic
 
+from extproc.routing.membership import Membership
 from extproc.routing.worker import Worker, WorkerState
 
 _log = logging.getLogger(__name__)
 
-Check = Callable[[str], Awaitable[bool]]
-"""Asks the worker at an address whether it is healthy; answers within its own time-out and never raises."""
+
+class Verdict(Enum):
+    """What came of one check."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"  # it says so, or does not answer in time
+    GONE = "gone"  # nobody listens there: what comes back will be another process
+
+
+Check = Callable[[str], Awaitable[Verdict]]
+"""Asks the engine at an address; answers within its own time-out and never raises."""
 
 
 class HealthChecks:
-    """One loop per worker. A worker is ready after some good checks in a row, out after some failed ones."""
+    """One loop per engine of a pool, an `Observer` of its membership: the ranks of an engine share its state.
+
+    An engine is ready after some good checks in a row, out after some failed ones. One that was gone, for however
+    short a time, has restarted.
+    """
 
     def __init__(
-        self,
-        workers: Sequence[Worker],
-        check: Check,
-        *,
-        interval_s: float,
-        healthy_after: int,
-        unhealthy_after: int,
-        changed: Callable[[Worker], None] = lambda worker: None,
+        self, members: Membership, check: Check, *, interval_s: float, healthy_after: int, unhealthy_after: int
     ) -> None:
-        self._workers = workers
+        self._members = members
         self._check = check
         self._interval_s = interval_s
         self._healthy_after = healthy_after
         self._unhealthy_after = unhealthy_after
-        self._changed = changed
-        self._tasks: list[asyncio.Task[None]] = []
+        self._workers: dict[str, list[Worker]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def start(self) -> None:
-        """Begin checking."""
-        self._tasks = [asyncio.ensure_future(self._watch(worker)) for worker in self._workers]
+    def joined(self, worker: Worker) -> None:
+        """Begin to check it."""
+        ranks = self._workers.setdefault(worker.address, [])
+        if ranks:
+            worker.state = ranks[0].health
+        ranks.append(worker)
+        if worker.address not in self._tasks:
+            self._tasks[worker.address] = asyncio.ensure_future(self._watch(worker.address))
+
+    def restarted(self, worker: Worker) -> None:
+        """Nothing changes for its checks."""
+
+    def left(self, worker: Worker) -> None:
+        """No more checks, when it was the engine's last rank."""
+        ranks = self._workers[worker.address]
+        ranks.remove(worker)
+        if not ranks:
+            del self._workers[worker.address]
+            self._tasks.pop(worker.address).cancel()
 
     async def stop(self) -> None:
         """End all loops."""
-        for task in self._tasks:
+        tasks = list(self._tasks.values())
+        self._tasks = {}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch(self, worker: Worker) -> None:
+    async def _watch(self, address: str) -> None:
         good = bad = 0
+        seen = gone = False
+        ranks = self._workers[address]
         while True:
-            if await self._check(worker.address):
+            verdict = await self._check(address)
+            if verdict is Verdict.HEALTHY:
                 good, bad = good + 1, 0
-                if worker.state is not WorkerState.READY and good >= self._healthy_after:
-                    self._set(worker, WorkerState.READY)
+                if gone and seen:
+                    _log.warning("worker %s at %s has restarted", ranks[0].label, address)
+                    for worker in list(ranks):
+                        self._members.restarted(worker)
+                gone, seen = False, True
+                if ranks[0].health is not WorkerState.READY and good >= self._healthy_after:
+                    # Envoy must know an endpoint before anybody is sent there.
+                    await asyncio.sleep(max(ranks[0].not_before_s - monotonic(), 0.0))
+                    self._set(ranks, WorkerState.READY)
             else:
                 good, bad = 0, bad + 1
-                if worker.state is WorkerState.READY and bad >= self._unhealthy_after:
-                    self._set(worker, WorkerState.UNHEALTHY)
+                gone = gone or verdict is Verdict.GONE
+                if ranks[0].health is WorkerState.READY and bad >= self._unhealthy_after:
+                    self._set(ranks, WorkerState.UNHEALTHY)
             # Spread, so that the checks of a large fleet do not come all at once.
             await asyncio.sleep(self._interval_s * (0.9 + 0.2 * random.random()))  # noqa: S311
 
-    def _set(self, worker: Worker, state: WorkerState) -> None:
+    def _set(self, ranks: list[Worker], state: WorkerState) -> None:
         log = _log.info if state is WorkerState.READY else _log.warning
-        named = "" if worker.label == worker.address else f" at {worker.address}"
-        log("worker %s%s is %s", worker.label, named, state.value)
-        worker.state = state
-        self._changed(worker)
+        for worker in ranks:
+            named = "" if worker.label == worker.address else f" at {worker.address}"
+            log("worker %s%s is %s", worker.label, named, state.value)
+            worker.state = state

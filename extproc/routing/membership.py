@@ -28,6 +28,7 @@ class WorkerSpec(Struct, frozen=True):
     label: str  # unique in its pool
     ranks: int = 1  # data-parallel ranks to choose from, each a target of its own; 1: the engine is one target
     draining: bool = False
+    wait_s: float = 0.0  # until it may be a candidate, from now
 
 
 class Observer(Protocol):
@@ -101,7 +102,8 @@ class Membership:
             if kept is not None:
                 kept.label = _label(spec, kept.rank)
                 kept.draining = spec.draining
-        new = [_worker(spec, rank) for (address, rank), spec in wanted.items() if (address, rank) not in present]
+        now_s = self._clock()
+        new = [_worker(spec, key[1], now_s) for key, spec in wanted.items() if key not in present]
         if gone:
             self._remove(gone)
         if new:
@@ -190,8 +192,9 @@ def _label(spec: WorkerSpec, rank: int | None) -> str:
     return spec.label if rank is None else f"{spec.label}#{rank}"
 
 
-def _worker(spec: WorkerSpec, rank: int | None) -> Worker:
+def _worker(spec: WorkerSpec, rank: int | None, now_s: float) -> Worker:
     worker = Worker(_label(spec, rank), spec.address, rank)
+    worker.not_before_s = now_s + spec.wait_s
     worker.draining = spec.draining
     return worker
 

@@ -8,6 +8,7 @@ from enum import Enum
 from msgspec import Struct
 
 from extproc.routing.breaker import Breaker, BreakerState
+from extproc.routing.load import WorkerLoad
 
 
 class WorkerState(Enum):
@@ -35,8 +36,8 @@ def _nobody() -> None:
 class Worker:
     """A target, with the load that this process has put on it.
 
-    Ranks of one engine share its address, and each has its own load, breaker and cache. `waiting_tokens` and `running`
-    change only through a Reservation.
+    Ranks of one engine share its address, and each has its own load, breaker and cache. `waiting_tokens`,
+    `running` and `load` change only through a Reservation.
     """
 
     __slots__ = (
@@ -47,6 +48,8 @@ class Worker:
         "breaker",
         "incarnation",
         "label",
+        "load",
+        "not_before_s",
         "rank",
         "ready_since_s",
         "reported",
@@ -63,7 +66,9 @@ class Worker:
         """Goes up when the engine has restarted: what was known of its cache is void then."""
         self.waiting_tokens = 0  # prompt tokens dispatched and not yet answered by a first token
         self.running = 0  # requests dispatched and not yet ended
+        self.load = WorkerLoad()  # what of the prompts must be computed, and how fast
         self.reported: ReportedLoad | None = None
+        self.not_before_s = 0.0  # on the clock of time.monotonic: no candidate before, for Envoy does not know it yet
         self.ready_since_s: float | None = None  # on the clock of time.monotonic; only while a slow start is on
         self.breaker: Breaker | None = None
         self._health = WorkerState.STARTING

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from extproc.discovery.roster import Entry
 from extproc.observe.exposition import Family
 
 _MAX_LINE_BYTES = 64 << 20
@@ -27,6 +28,13 @@ class Start(Struct, frozen=True, tag="start"):
     process: int
     transport: str
     settle_s: float
+    roster: Mapping[str, Sequence[Entry]] | None = None  # the workers; the configuration's without it
+
+
+class Workers(Struct, frozen=True, tag="workers"):
+    """The workers are these from now on."""
+
+    roster: Mapping[str, Sequence[Entry]]
 
 
 class Ask(Struct, frozen=True, tag="ask"):
@@ -59,7 +67,7 @@ class Told(Struct, frozen=True, tag="told"):
     family: Family | None
 
 
-ToProcess = Start | Ask
+ToProcess = Start | Workers | Ask
 ToSupervisor = Started | Failed | Ready | Told
 
 _Received = TypeVar("_Received")

@@ -17,8 +17,9 @@ import uvloop
 from extproc.cli.logs import configure_logs
 from extproc.config.resolve import ResolveError
 from extproc.config.schema import Config
+from extproc.discovery.roster import static_roster
 from extproc.gateway.processor import Processor
-from extproc.supervisor.channel import Channel, Failed, Ready, Start, Started, Told, ToProcess
+from extproc.supervisor.channel import Channel, Failed, Ready, Start, Started, Told, ToProcess, Workers
 from extproc.supervisor.process import StopSignals, serve_until_stopped, stopped_at_the_end
 from extproc.transport.listening import ListenError
 from extproc.transport.serving import TransportName
@@ -38,6 +39,7 @@ async def run(end: socket.socket) -> int:
         cast(TransportName, start.transport),
         process=start.process,
         ready_changed=lambda: _tell_readiness(channel, processor),
+        roster=start.roster if start.roster is not None else static_roster(config),
     )
     listening = asyncio.create_task(_listen(channel, processor))
     try:
@@ -68,6 +70,9 @@ async def _listen(channel: Channel[ToProcess], processor: Processor) -> None:
             # Nobody would restart or stop us any more: the supervisor was killed.
             os._exit(1)
         if isinstance(message, Start):
+            continue
+        if isinstance(message, Workers):
+            processor.apply(message.roster)
             continue
         for family in processor.families():
             channel.send(Told(message.number, family))

@@ -16,9 +16,10 @@ import msgspec
 
 from extproc.cli import tether
 from extproc.cli.processes import describe_status
+from extproc.discovery.roster import Roster
 from extproc.observe.exposition import Family
 from extproc.supervisor import UNFORKED_GRPC
-from extproc.supervisor.channel import Ask, Channel, Failed, Ready, Start, Started, Told, ToSupervisor
+from extproc.supervisor.channel import Ask, Channel, Failed, Ready, Start, Started, Told, ToSupervisor, Workers
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +97,12 @@ class Member:
         """End the process, and whatever it started, now."""
         self._stopping = True
         self._signal(signal.SIGKILL)
+
+    def workers(self, roster: Roster) -> None:
+        """The workers are these from now on, for this process and those that come after it."""
+        self._start = msgspec.structs.replace(self._start, roster=roster)
+        if self._channel is not None:
+            self._channel.send(Workers(roster))
 
     async def families(self) -> Sequence[Family]:
         """Its metrics; of a process that does not answer, or of none, those that were told last and still hold."""

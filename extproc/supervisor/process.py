@@ -8,15 +8,21 @@ import ctypes
 import gc
 import signal
 from collections.abc import AsyncIterator
+from typing import Protocol
 
 from extproc.config.address import HostPort
 from extproc.config.schema import Config
+from extproc.discovery.admin import Fleetwide, WorkersAdmin
 from extproc.gateway.processor import Processor
 from extproc.observe.admin import AdminServer, Source
 from extproc.transport.serving import TransportName
 
 GC_THRESHOLDS = (10_000, 10, 1_000)
 """Chosen by benchmarks/bench_collector.py; docs/performance.md has the figures."""
+
+
+class Administered(Source, Fleetwide, Protocol):
+    """What an admin address is about: one processor, or a supervisor of several."""
 
 
 class StopSignals:
@@ -73,13 +79,14 @@ async def stopped_at_the_end(processor: Processor) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def admin_server(config: Config, source: Source) -> AsyncIterator[None]:
-    """Serves metrics and health where the configuration wants it. Raises OSError, which names the address."""
+async def admin_server(config: Config, source: Administered) -> AsyncIterator[None]:
+    """Serves metrics, health and `/workers` where the configuration wants it. Raises OSError with the address."""
     address = config.listen.metrics
     if address is None:
         yield
         return
-    server = AdminServer(source)
+    workers = WorkersAdmin(source, config.listen.admin_token, open_to_all=address.is_loopback)
+    server = AdminServer(source, {"workers": workers.answer})
     try:
         await server.start(address.host, address.port)
     except OSError as error:

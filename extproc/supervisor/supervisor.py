@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -18,8 +18,12 @@ from prometheus_client.process_collector import ProcessCollector
 
 from extproc.config.resolve import resolve_workers
 from extproc.config.schema import Config
+from extproc.discovery.build import build_discovery
+from extproc.discovery.discovery import Discovery
+from extproc.discovery.roster import Roster
 from extproc.observe.admin import Readiness
-from extproc.observe.exposition import families, render
+from extproc.observe.exposition import Family, families, render
+from extproc.observe.workers import WorkerFigures, worker_figures
 from extproc.supervisor.channel import Start
 from extproc.supervisor.member import Member
 from extproc.supervisor.process import StopSignals, admin_server
@@ -51,12 +55,14 @@ class Supervisor:
             for number in range(config.processes)
         ]
         self._runs: list[asyncio.Task[None]] = []
+        self.discovery: Discovery = build_discovery(config, self._publish, self._running)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
     async def start(self) -> None:
-        """Start all processes and wait until they serve. Raises StartError."""
+        """Start all processes and wait until they serve. Raises StartError, OSError."""
+        await self.discovery.start()
         self._runs = [asyncio.create_task(member.run()) for member in self._members]
         for member in self._members:
             problem = await member.first_start
@@ -72,6 +78,7 @@ class Supervisor:
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """End all processes in order; at once, when `hurry` is set or they take too long."""
         self._stopping = True
+        await self.discovery.stop()
         for member in self._members:
             member.stop()
         if not self._runs:
@@ -97,10 +104,24 @@ class Supervisor:
         for member in self._members:
             member.stop()
 
+    def _publish(self, roster: Roster) -> None:
+        for member in self._members:
+            member.workers(roster)
+
+    async def _sums(self) -> list[Family]:
+        parts = await asyncio.gather(*(member.families() for member in self._members))
+        return add_up([*parts, self._retired.families, families(self._registry)])
+
     async def metrics(self) -> bytes:
         """The sums over all processes, as Prometheus text."""
-        parts = await asyncio.gather(*(member.families() for member in self._members))
-        return await render(add_up([*parts, self._retired.families, families(self._registry)]))
+        return await render(await self._sums())
+
+    async def worker_figures(self) -> Mapping[tuple[str, str], WorkerFigures]:
+        """How workers are, by pool and label."""
+        return worker_figures(await self._sums())
+
+    async def _running(self) -> Mapping[tuple[str, str], int]:
+        return {worker: figures.running_requests for worker, figures in (await self.worker_figures()).items()}
 
     async def readiness(self) -> Readiness:
         """Ready while one process is; the detail names each."""

@@ -33,6 +33,8 @@ async def test_every_metric_is_described() -> None:
     account.exceeds_deadline()
     account.closes()
     metrics.series("m", "chat")
+    metrics.queue_wait.child("main")
+    metrics.admission_refused.child("main", "queue_full")
     exchanges = ExtProcService(gateway, deadline_s=1.0, held_bodies_bytes=1)
     metrics.registry.register(Gauges(fleet, exchanges, [Ngh2Server({})], LoopTurns(), TokenCache(1)))
     supervisors = CollectorRegistry()

@@ -166,7 +166,7 @@ def test_it_is_counted_as_what_it_was(counted: Counted, acts: list[Act], ended: 
     assert counted.total("extproc_engine_protocol_errors_total") == (ACTS["garbage"] in acts)
 
 
-def test_an_answer_from_another_worker_is_a_retry_and_one_from_elsewhere_an_ignored_destination(
+async def test_an_answer_from_another_worker_is_a_retry_and_one_from_elsewhere_an_ignored_destination(
     counted: Counted,
 ) -> None:
     # The fake's answers come from 10.0.0.2: with two workers in turn, one of two requests was meant for it.

@@ -1,0 +1,187 @@
+"""What a pool asks its engines: whether they are well, over gRPC or HTTP, and what load they report."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from time import monotonic
+
+import grpc.aio
+
+from extproc.config.address import HostPort, parse_listen
+from extproc.config.fleet import Health, HttpHealth, LoadMetrics
+from extproc.config.schema import Pool
+from extproc.engines.control import WorkerControl, open_channel
+from extproc.engines.http_get import HttpGetError, http_get
+from extproc.engines.load_metrics import parse_load
+from extproc.routing.health import HealthChecks, Verdict
+from extproc.routing.membership import Membership
+from extproc.routing.worker import ReportedLoad, Worker
+
+_log = logging.getLogger(__name__)
+
+_HEALTH_BYTES = 64 << 10
+_METRICS_BYTES = 16 << 20
+_METRICS_TIMEOUT_S = 2.0
+
+
+class GrpcChecks:
+    """The engine protocol's own health call, each engine over one connection. An `Observer`, before the checks."""
+
+    def __init__(self, engine: str, timeout_s: float) -> None:
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def check(self, address: str) -> Verdict:
+        """A `Check`."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(address)
+        healthy = await WorkerControl(address, channel, self._engine).check(self._timeout_s)
+        return Verdict.GONE if healthy is None else Verdict.HEALTHY if healthy else Verdict.UNHEALTHY
+
+    def joined(self, worker: Worker) -> None:
+        """The connection is opened by the first check."""
+
+    def restarted(self, worker: Worker) -> None:
+        """grpcio connects again by itself."""
+
+    def left(self, worker: Worker) -> None:
+        """Close its connection; other ranks of the same engine open another."""
+        channel = self._channels.pop(worker.address, None)
+        if channel is not None:
+            task = asyncio.ensure_future(channel.close(None))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        channels = list(self._channels.values())
+        self._channels = {}
+        await asyncio.gather(*(channel.close(None) for channel in channels), *self._closing)
+
+
+class HttpChecks:
+    """A GET that is answered with 2xx."""
+
+    def __init__(self, section: HttpHealth, timeout_s: float) -> None:
+        self._section = section
+        self._timeout_s = timeout_s
+
+    async def check(self, address: str) -> Verdict:
+        """A `Check`."""
+        where = _at(address, self._section.port)
+        try:
+            status, _ = await http_get(where, self._section.path, timeout_s=self._timeout_s, limit_bytes=_HEALTH_BYTES)
+        except HttpGetError as error:
+            return Verdict.GONE if isinstance(error.__cause__, ConnectionRefusedError) else Verdict.UNHEALTHY
+        return Verdict.HEALTHY if 200 <= status < 300 else Verdict.UNHEALTHY
+
+
+class LoadReadings:
+    """Reads the load that engines report, an `Observer`: one loop per engine, whose ranks each get their own."""
+
+    def __init__(self, section: LoadMetrics) -> None:
+        self._section = section
+        self._workers: dict[str, list[Worker]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def joined(self, worker: Worker) -> None:
+        """Begin to read."""
+        self._workers.setdefault(worker.address, []).append(worker)
+        if worker.address not in self._tasks:
+            self._tasks[worker.address] = asyncio.ensure_future(self._read(worker.address))
+
+    def restarted(self, worker: Worker) -> None:
+        """What it said is void."""
+        worker.reported = None
+
+    def left(self, worker: Worker) -> None:
+        """End, with the engine's last rank."""
+        ranks = self._workers[worker.address]
+        ranks.remove(worker)
+        if not ranks:
+            del self._workers[worker.address]
+            self._tasks.pop(worker.address).cancel()
+
+    async def stop(self) -> None:
+        """End all loops."""
+        tasks = list(self._tasks.values())
+        self._tasks = {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, address: str) -> None:
+        section = self._section
+        where = _at(address, section.port)
+        ranks = self._workers[address]
+        told = ""
+        while True:
+            asked_s = monotonic()
+            problem = ""
+            try:
+                status, body = await http_get(
+                    where, section.path, timeout_s=_METRICS_TIMEOUT_S, limit_bytes=_METRICS_BYTES
+                )
+                if status == 200:
+                    text = body.decode(errors="replace")
+                    for worker in ranks:
+                        load = parse_load(text, worker.rank)
+                        worker.reported = ReportedLoad(
+                            asked_s, load.waiting_requests, load.running_requests, load.kv_usage
+                        )
+                else:
+                    problem = f"http://{where}{section.path} answered with status {status}"
+            except HttpGetError as error:
+                problem = str(error)
+            if problem:
+                for worker in ranks:
+                    worker.reported = None
+                if problem != told:
+                    _log.warning("the load of worker %s is unknown: %s", ranks[0].label, problem)
+            told = problem
+            await asyncio.sleep(section.interval_s * (0.9 + 0.2 * random.random()))  # noqa: S311
+
+
+def _at(address: str, port: int | None) -> HostPort:
+    worker = parse_listen(address)
+    return worker if port is None else HostPort(worker.host, port)
+
+
+class PoolChecks:
+    """All of one pool, as its configuration wants it."""
+
+    def __init__(self, section: Pool, health: Health, members: Membership) -> None:
+        """Begins to ask."""
+        self._grpc: GrpcChecks | None = None
+        if section.http_health is not None:
+            check = HttpChecks(section.http_health, health.timeout_s).check
+        else:
+            self._grpc = GrpcChecks(section.engine, health.timeout_s)
+            check = self._grpc.check
+        self._health = HealthChecks(
+            members,
+            check,
+            interval_s=health.interval_s,
+            healthy_after=health.healthy_after,
+            unhealthy_after=health.unhealthy_after,
+        )
+        members.observe(self._health)
+        if self._grpc is not None:
+            members.observe(self._grpc)  # after the checks, which use its connections
+        self._readings: LoadReadings | None = None
+        if section.load_metrics is not None:
+            self._readings = LoadReadings(section.load_metrics)
+            members.observe(self._readings)
+
+    async def stop(self) -> None:
+        """End."""
+        await self._health.stop()
+        if self._readings is not None:
+            await self._readings.stop()
+        if self._grpc is not None:
+            await self._grpc.aclose()
