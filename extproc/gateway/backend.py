@@ -18,7 +18,16 @@ _log = logging.getLogger(__name__)
 class Backend:
     """A pool's rooms together. `tokens` is None until its tokenizer has been loaded."""
 
-    __slots__ = ("_parser_names", "_tokens", "context_tokens", "engine", "parsers", "pool", "switches_reasoning")
+    __slots__ = (
+        "_parser_names",
+        "_tokens",
+        "context_tokens",
+        "engine",
+        "parsers",
+        "pool",
+        "shows_reasoning",
+        "switches_reasoning",
+    )
 
     def __init__(
         self,
@@ -37,6 +46,8 @@ class Backend:
         """How answers are read, once the chat template is known."""
         self.switches_reasoning = False
         """The chat template can be told whether to reason."""
+        self.shows_reasoning = False
+        """The chat template has a place for the reasoning of earlier turns."""
         self._parser_names = (tool_parser, reasoning_parser)
         self._tokens: ModelTokens | None = None
 
@@ -52,6 +63,9 @@ class Backend:
             return
         template = tokens.template_text
         self.parsers = choose_parsers(template, *self._parser_names)
+        self.shows_reasoning = not template or any(
+            word in template for word in ("reasoning_content", "thinking", "reasoning")
+        )
         self.switches_reasoning = any(word in template for word in ("thinking", "reasoning_effort"))
         _log.info(
             "pool %s: tool calls are read as %s, reasoning as %s",

@@ -14,7 +14,9 @@ from extproc.ir import (
     ErrorKind,
     Loss,
     OutputFormat,
+    Reasoning,
     RequestError,
+    ToolCall,
     ToolDef,
 )
 from extproc.output.forced_calls import forced_format
@@ -73,7 +75,11 @@ def plan_answer(chat: ChatRequest, backend: Backend, prompt_end: str, answer_id:
                 losses = (*losses, Loss(output.path, "the tool call that must come has another form"))
             elif forced is None and chat.parallel_tool_calls is False:
                 losses = (*losses, Loss("parallel_tool_calls", "the model decides how many tools it calls at once"))
+            elif forced is None and parsers.tool is None:
+                losses = (*losses, Loss("tools", "calls are not told from the text of this model"))
             output = forced or output
+    if not (backend.parsers.template_takes_tools and backend.shows_reasoning):
+        losses = (*losses, *_lost_of_history(chat, backend))
     if chat.reasoning.budget_tokens is not UNSET and chat.reasoning.budget_tokens > 0:
         losses = (*losses, Loss("reasoning.budget_tokens", "the engine does not limit reasoning by itself"))
     if chat.reasoning.wanted is not None and not backend.switches_reasoning:
@@ -92,6 +98,17 @@ def plan_answer(chat: ChatRequest, backend: Backend, prompt_end: str, answer_id:
         ),
         losses,
     )
+
+
+def _lost_of_history(chat: ChatRequest, backend: Backend) -> list[Loss]:
+    """What of earlier turns the chat template leaves out."""
+    kinds = {type(part) for turn in chat.turns for part in turn.parts}
+    losses = []
+    if ToolCall in kinds and not backend.parsers.template_takes_tools:
+        losses.append(Loss("messages[*].tool_calls", "this model's chat template has no place for them"))
+    if Reasoning in kinds and not backend.shows_reasoning:
+        losses.append(Loss("messages[*].reasoning", "this model's chat template has no place for it"))
+    return losses
 
 
 def _call_id(answer_id: str, choice: int, index: int, prefix: str, *, short: bool) -> str:

@@ -9,7 +9,7 @@ from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 
 from extproc.engines.base import Ended, ProtocolError, Tokens
 from extproc.engines.mlx import GENERATE, MlxEngine
-from extproc.ir import ErrorKind, FinishReason, RequestError, Sampling
+from extproc.ir import ErrorKind, FinishReason, OutputFormat, RequestError, Sampling
 from extproc.transport.framing import Deframer, frame
 
 ENGINE = MlxEngine()
@@ -32,6 +32,13 @@ def complete(ids: list[int], total: int, reason: str = "stop", **fields: object)
         output_ids=ids, finish_reason=reason, prompt_tokens=20, completion_tokens=total, **fields
     )
     return frame(pb.GenerateResponse(complete=message).SerializeToString())
+
+
+def test_a_form_of_the_answer_is_refused_by_what_asked_for_it() -> None:
+    output = OutputFormat(kind="json_object", path="tool_choice")
+    with pytest.raises(RequestError) as caught:
+        ENGINE.generate("id-1", [5], Sampling(), stream=False, output=output)
+    assert (caught.value.info.kind, caught.value.info.param) == (ErrorKind.UNSUPPORTED, "tool_choice")
 
 
 STREAM = chunk([1], 1) + chunk([2], 2) + chunk([3], 3) + complete([], 3)

@@ -9,7 +9,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from extproc.engines.base import Ended, ProtocolError, Tokens
 from extproc.engines.vllm import GENERATE, VllmEngine
-from extproc.ir import ErrorKind, FinishReason, Sampling
+from extproc.ir import ErrorKind, FinishReason, OutputFormat, Sampling
 from extproc.transport.framing import Deframer, frame
 
 ENGINE = VllmEngine()
@@ -20,6 +20,25 @@ def sent(sampling: Sampling, *, stream: bool = False, prompt: list[int] | None =
     assert request.path == GENERATE == "/vllm.grpc.engine.VllmEngine/Generate"
     (message,) = Deframer(1 << 20).feed(request.body)
     return pb.GenerateRequest.FromString(message)
+
+
+@pytest.mark.parametrize(
+    ("output", "field", "value"),
+    [
+        (OutputFormat(kind="json_schema", schema={"type": "object", "ü": 1}), "json_schema", '{"type":"object","ü":1}'),
+        (OutputFormat(kind="json_object"), "json_object", True),
+        (OutputFormat(kind="regex", text="a+"), "regex", "a+"),
+        (OutputFormat(kind="grammar", text="root ::= 'a'"), "grammar", "root ::= 'a'"),
+        (OutputFormat(kind="choice", choices=("a", "b")), "choice", pb.ChoiceConstraint(choices=["a", "b"])),
+        (OutputFormat(kind="structural_tag", schema={"tags": []}), "structural_tag", '{"tags":[]}'),
+    ],
+)
+def test_the_form_of_the_answer_binds_the_engine(output: OutputFormat, field: str, value: object) -> None:
+    request = ENGINE.generate("id-1", [5], Sampling(), stream=False, output=output)
+    (message,) = Deframer(1 << 20).feed(request.body)
+    params = pb.GenerateRequest.FromString(message).sampling_params
+    assert params.WhichOneof("constraint") == field
+    assert getattr(params, field) == value
 
 
 def chunk(ids: list[int], index: int = 0, cached: int = 16, **fields: object) -> bytes:
