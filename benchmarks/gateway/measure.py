@@ -30,6 +30,8 @@ _WORDS = Path("build/bench/words.txt")
 _COLUMN = {
     SetUpName.OURS: "ours",
     SetUpName.OURS_GRPCIO: "ours",
+    SetUpName.OURS_TWO: "ours",
+    SetUpName.OURS_TWO_SESSIONS: "ours",
     SetUpName.SMG: "smg",
     SetUpName.SMG_L0: "smg",
     SetUpName.ENVOY_SMG: "envoy_smg",
@@ -45,7 +47,8 @@ def main(program: str, description: str | None, all_rows: Sequence[Row], output:
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [row.name for row in all_rows]
-    parser.add_argument("--rows", nargs="+", metavar="ROW", choices=names, default=names, help=", ".join(names))
+    usual = [row.name for row in all_rows if not row.only_asked]
+    parser.add_argument("--rows", nargs="+", metavar="ROW", choices=names, default=usual, help=", ".join(names))
     parser.add_argument("--runs", type=int, default=_RUNS, help=f"of each row and set-up ({_RUNS})")
     parser.add_argument("--scale", type=float, default=1.0, help="requests of a run, relative to the default")
     parser.add_argument("--step-ms", type=float, help="the engines' time per token in all streams, for comparison")

@@ -13,6 +13,8 @@ from benchmarks.gateway.text import distinct
 
 _SYSTEM = "You are a careful assistant. Answer the question about the following text."
 _BYTES_PER_WORD = 4  # fewer than any stretch of text has, so a cut-out is never too short
+SESSION_HEADER = "x-session-id"
+"""Of requests that belong to a conversation."""
 _TURNS, _QUESTION_WORDS, _ANSWER_WORDS = 20, 60, 200
 _SYSTEMS, _SYSTEM_CHARACTERS = 8, 16_000
 
@@ -45,12 +47,12 @@ def _conversations(row: Row, words: Sequence[str], chance: random.Random, count:
     """As many conversations at a time as there are connections; each turn comes after the one before it."""
     wire: list[bytes] = []
     at_once = min(row.connections, max(count // _TURNS, 1))
-    while len(wire) < count:
+    while (first := len(wire)) < count:
         talks = [[_said("system", _SYSTEM)] for _ in range(at_once)]
         for _ in range(_TURNS):
-            for talk in talks:
+            for number, talk in enumerate(talks):
                 talk.append(_said("user", _some(words, _QUESTION_WORDS, chance)))
-                wire.append(_wire(_with(row, talk)))
+                wire.append(_wire(_with(row, talk), f"{first}-{number}"))
                 talk.append(_said("assistant", _some(words, _ANSWER_WORDS, chance)))
     return wire[:count]
 
@@ -98,7 +100,7 @@ def _with(row: Row, messages: Sequence[dict[str, str]]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _wire(body: bytes) -> bytes:
+def _wire(body: bytes, session: str = "") -> bytes:
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\n"
         "host: gateway\r\n"
@@ -106,6 +108,7 @@ def _wire(body: bytes) -> bytes:
         "content-type: application/json\r\n"
         "user-agent: benchmark\r\n"
         "authorization: Bearer benchmark\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
+        + (f"{SESSION_HEADER}: {session}\r\n" if session else "")
+        + f"content-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

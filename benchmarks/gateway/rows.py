@@ -13,6 +13,10 @@ class SetUpName(StrEnum):
 
     OURS = "ours"
     OURS_GRPCIO = "ours-grpcio"
+    OURS_TWO = "ours-two"
+    """With two processes; each request goes to the one with fewer in flight."""
+    OURS_TWO_SESSIONS = "ours-two-sessions"
+    """With two processes; a conversation stays with one."""
     SMG = "smg"
     ENVOY_SMG = "envoy-smg"
     SMG_L0 = "smg-l0"
@@ -53,6 +57,7 @@ class Row:
     requests: int  # of one run
     set_ups: tuple[SetUpName, ...] = THREE
     processor_only: bool = False  # Envoy's CPU is not counted
+    only_asked: bool = False  # left out unless it is named
     beside: str = ""  # the row whose runs take turns with this one's; rows of such a group stand together
     all_requests: bool = False  # those of a run differ in size, so that one which ends early is no measurement
     min_distinct_words: int = 0  # over one run

@@ -19,6 +19,7 @@ import yaml
 
 from benchmarks.gateway import model
 from benchmarks.gateway.model import Model
+from benchmarks.gateway.requests import SESSION_HEADER
 from benchmarks.gateway.rows import SetUpName
 from extproc.cli.check import load_config
 from extproc.cli.errors import CommandError
@@ -38,6 +39,21 @@ _CACHES = {
     SetUpName.SMG_L0: (_L0,),
     SetUpName.SMG_CACHES: (_L0, "--tokenizer-cache-enable-l1"),
     SetUpName.ENVOY_SMG_CACHES: (_L0, "--tokenizer-cache-enable-l1"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    transport: str = "ngh2"
+    processes: int = 1
+    session_headers: tuple[str, ...] = ()
+
+
+_OURS = {
+    SetUpName.OURS: _Ours(),
+    SetUpName.OURS_GRPCIO: _Ours(transport="grpcio"),
+    SetUpName.OURS_TWO: _Ours(processes=2),
+    SetUpName.OURS_TWO_SESSIONS: _Ours(processes=2, session_headers=(SESSION_HEADER,)),
 }
 _ANSWER = """\
 A request goes to the worker that already holds most of its prompt, unless that worker is so busy that computing the
@@ -85,9 +101,8 @@ class SetUps:
             workers = await self._workers(model, step_s)
             folder = self._folder / f"{name}-{model}-{_pace(step_s)}"
             folder.mkdir(parents=True, exist_ok=True)
-            if name in (SetUpName.OURS, SetUpName.OURS_GRPCIO):
-                transport = "grpcio" if name is SetUpName.OURS_GRPCIO else "ngh2"
-                found = await self._start_ours(folder, workers, self._models[model], transport)
+            if name in _OURS:
+                found = await self._start_ours(folder, workers, self._models[model], _OURS[name])
             elif name in _SMG_OF:
                 smg = await self.get(_SMG_OF[name], model, step_s)
                 found = await self._start_envoy_before(folder, smg)
@@ -121,7 +136,7 @@ class SetUps:
             self._engines[of, step_s] = addresses = found
         return addresses
 
-    async def _start_ours(self, folder: Path, workers: list[str], tokenizer: Path, transport: str) -> SetUp:
+    async def _start_ours(self, folder: Path, workers: list[str], tokenizer: Path, ours: _Ours) -> SetUp:
         http, admin, metrics = free_ports(HOST, 3)
         settings: dict[str, Any] = {
             "listen": {
@@ -130,7 +145,8 @@ class SetUps:
                 "processor": ["unix:processor.sock"],
                 "metrics": f"{HOST}:{metrics}",
             },
-            "envoy": {"directory": "envoy", "concurrency": 1},
+            "envoy": {"directory": "envoy", "concurrency": 1, "session_headers": list(ours.session_headers)},
+            "processes": ours.processes,
             "pools": [
                 {
                     "name": "main",
@@ -146,10 +162,15 @@ class SetUps:
         config = load_config(file)
         directory = Path(config.envoy.directory)
         write(build(config), directory)
+
+        async def serves(_: Child) -> None:
+            for socket in config.all_sockets:
+                await processor_serves(socket)
+
         processor = await self._processes.start(
             f"processor {folder.name}",
-            [*_SERVE, "--config", str(file), "--transport", transport, "--settle-s", "0"],
-            ready=lambda _: processor_serves(config.listen.processor[0]),
+            [*_SERVE, "--config", str(file), "--transport", ours.transport, "--settle-s", "0"],
+            ready=serves,
             timeout_s=_START_S,
         )
         envoy = await self._start_envoy(f"Envoy {folder.name}", directory / BOOTSTRAP, admin)

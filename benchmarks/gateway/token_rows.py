@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.gateway.model import Model
-from benchmarks.gateway.rows import FIVE, Prompt, Row
+from benchmarks.gateway.rows import FIVE, Prompt, Row, SetUpName
 
 _BAR_ENVOY_SMG = 0.75
 _BAR_SMG = 0.7
@@ -24,6 +24,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "shared-system-16k": {"prompt": Prompt.SHARED_SYSTEM, "requests": 3_000, "bar_smg": _BAR_SMG},
     "same-6000": {"words": 6_000, "prompt": Prompt.SAME, "requests": 4_000, "bar_envoy_smg": 1.0},
 }
+_TWO = "two-processes"
 _ONLY_LOOKED_UP = (Prompt.CONVERSATION, Prompt.SHARED_SYSTEM)
 _BAR_SMG_DEEPSEEK = 1.0  # of prompts that are mostly looked up, where encoding them costs little
 
@@ -35,6 +36,20 @@ def _rows() -> Iterator[Row]:
             if model is Model.DEEPSEEK and kind.get("prompt") in _ONLY_LOOKED_UP:
                 settings["bar_smg"] = _BAR_SMG_DEEPSEEK
             yield Row(name=f"{name}-{model}", model=model, tokens=4, connections=64, set_ups=FIVE, **settings)
+    for model in (Model.DEEPSEEK, Model.SMOLLM2):
+        first = f"{_TWO}-any-{model}"
+        for name, set_up in ((first, SetUpName.OURS_TWO), (f"{_TWO}-own-{model}", SetUpName.OURS_TWO_SESSIONS)):
+            yield Row(
+                name=name,
+                model=model,
+                tokens=4,
+                connections=64,
+                set_ups=(set_up,),
+                beside=first,
+                only_asked=True,
+                **_KINDS["conversation-20-turns"] | {"bar_smg": None},
+            )
 
 
 ROWS = tuple(_rows())
+"""The last ones, with two processes of ours, only tell what it saves that a conversation stays with one of them."""

@@ -160,8 +160,8 @@ class Envoy(Section):
         default=(),
         max_length=8,
         description="Request headers that name a conversation, such as `x-session-id`, the best one first. With "
-        "several processes all requests of a conversation then reach the same one, which has its prompt's tokens in its cache; "
-        "requests without these headers go to any. Needs Envoy 1.37 or newer.",
+        "several processes all requests of a conversation then reach the same one, which has its prompt's tokens in "
+        "its cache; requests without these headers go to any. Needs Envoy 1.37 or newer.",
     )
     access_log: Bool = Field(default=False, description="Write Envoy's access log to its standard output, as JSON.")
 
