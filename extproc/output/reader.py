@@ -99,7 +99,7 @@ class AnswerReader:
     def in_text(self) -> bool:
         """What came last is text of the answer."""
         splitter = self._splitter
-        return (splitter is None or splitter.done) and self._sink.in_text
+        return (splitter is None or splitter.in_text) and self._sink.in_text
 
     @property
     def in_reasoning(self) -> bool:

@@ -42,6 +42,9 @@ class _State(Enum):
     TEXT = "text"
 
 
+_TEXT_STATES = frozenset((_State.TEXT, _State.BEGINNING, _State.UNSURE))
+
+
 class ReasoningSplitter:
     """Tells one choice's reasoning from its text. Newlines next to the markers belong to them."""
 
@@ -58,6 +61,11 @@ class ReasoningSplitter:
     def inside(self) -> bool:
         """What comes now is reasoning, or its closing marker."""
         return self._state is _State.INSIDE or self._state is _State.INSIDE_BEGINNING
+
+    @property
+    def in_text(self) -> bool:
+        """What came last is text, or may be."""
+        return self._state in _TEXT_STATES
 
     @property
     def done(self) -> bool:
