@@ -48,6 +48,8 @@ def error_body(error: ErrorInfo, request_id: str | None) -> bytes:
     message = error.message
     if error.kind is ErrorKind.CONTEXT_LENGTH and _TOO_LONG not in message:
         message = f"{_TOO_LONG}: {message}"
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"  # there is no field for it
     return msgspec.json.encode(
         {"type": "error", "error": {"type": _KINDS[error.kind][1], "message": message}, "request_id": request_id}
     )

@@ -1,4 +1,4 @@
-"""A loopback HTTP server that gives one canned answer, for the official SDK to read."""
+"""A loopback HTTP server that gives one canned answer, for official SDKs to read."""
 
 from __future__ import annotations
 
@@ -32,32 +32,46 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-class Reader:
-    """The SDK in strict mode, and the answer that it will read next."""
+class CannedServer:
+    """Where it listens, and what it will answer next."""
 
-    def __init__(self, server: _Server, client: OpenAI) -> None:
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+        self.url = f"http://127.0.0.1:{server.server_port}"
+
+    def will_answer(self, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
+        self._server.answer = (status, headers, body)
+
+
+class Reader:
+    """OpenAI's SDK in strict mode, and the answer that it will read next."""
+
+    def __init__(self, server: CannedServer, client: OpenAI) -> None:
         self._server = server
         self.client = client
 
     def will_read(self, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> OpenAI:
-        self._server.answer = (status, headers, body)
+        self._server.will_answer(status, headers, body)
         return self.client
 
 
 @contextmanager
-def canned_reader() -> Iterator[Reader]:
+def canned_server() -> Iterator[CannedServer]:
     server = _Server(("127.0.0.1", 0), _Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        with OpenAI(
-            base_url=f"http://127.0.0.1:{server.server_port}/v1",
-            api_key="x",
-            max_retries=0,
-            _strict_response_validation=True,
-        ) as client:
-            yield Reader(server, client)
+        yield CannedServer(server)
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def canned_reader() -> Iterator[Reader]:
+    with (
+        canned_server() as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, _strict_response_validation=True) as client,
+    ):
+        yield Reader(server, client)
