@@ -29,11 +29,12 @@ _W = TypeVar("_W", bound=Waiting)
 class _Flow(Generic[_W]):
     """One tenant's in a band."""
 
-    __slots__ = ("items", "saved")
+    __slots__ = ("items", "saved", "served")
 
     def __init__(self) -> None:
         self.items: dict[_W, None] = {}  # in the order of arrival
         self.saved = 0
+        self.served = False  # it is its turn, and it has got the turn's quantum
 
 
 class FairQueue(Generic[_W]):
@@ -67,23 +68,24 @@ class FairQueue(Generic[_W]):
             return None
         band = self._bands[self._order[0]]
         tenant, flow = next(iter(band.items()))
-        item = next(iter(flow.items))
-        if flow.saved >= item.tokens:
-            return item
+        if flow.served:
+            item = next(iter(flow.items))
+            if flow.saved >= item.tokens:
+                return item
+            _end_turn(band, tenant)
         # As many whole rounds at once as nobody can use: a long prompt costs no more turns than a short one.
-        rounds = min(_rounds(flow) for flow in band.values()) - 1
+        rounds = min([_rounds(each) for each in band.values()]) - 1
         if rounds > 0:
             for each in band.values():
                 each.saved += rounds * _QUANTUM_TOKENS
-        while flow.saved < item.tokens:
-            flow.saved += _QUANTUM_TOKENS
-            if flow.saved >= item.tokens:
-                break
-            del band[tenant]
-            band[tenant] = flow
+        while True:
             tenant, flow = next(iter(band.items()))
+            flow.served = True
+            flow.saved += _QUANTUM_TOKENS
             item = next(iter(flow.items))
-        return item
+            if flow.saved >= item.tokens:
+                return item
+            _end_turn(band, tenant)
 
     def take(self, item: _W) -> None:
         """What `next` gave goes."""
@@ -114,6 +116,12 @@ class FairQueue(Generic[_W]):
         # Of the tenant with most waiting, so that none pays for another's crowd.
         flow = max(self._bands[self._order[-1]].values(), key=lambda each: len(each.items))
         return next(reversed(flow.items))
+
+
+def _end_turn(band: dict[str, _Flow[_W]], tenant: str) -> None:
+    flow = band.pop(tenant)
+    flow.served = False
+    band[tenant] = flow
 
 
 def _rounds(flow: _Flow[_W]) -> int:
