@@ -20,8 +20,8 @@ _INTERNAL = 13
 _INVALID_ARGUMENT = 3
 _FAILED_PRECONDITION = 9
 
-_TICK_S = 0.25
-"""How late a deadline may be noticed."""
+_MOST_OFTEN_S = 0.02
+"""Deadlines are looked at no more often than this: under load many of them come close together."""
 
 
 class ExtProcService:
@@ -58,7 +58,7 @@ class ExtProcService:
         handler = ExtProcCall(call, Exchange(self._application, self._held), self)
         self._open_calls[handler] = self._loop.time() + self._deadline_s
         if self._timer is None:
-            self._timer = self._loop.call_later(_TICK_S, self._tick)
+            self._timer = self._loop.call_later(self._deadline_s, self._tick)
         return handler
 
     def _tick(self) -> None:
@@ -73,7 +73,8 @@ class ExtProcService:
             del self._open_calls[call]
             self._open_calls[call] = now + self._deadline_s
             call.expire()
-        self._timer = self._loop.call_later(_TICK_S, self._tick) if self._open_calls else None
+        first = next(iter(self._open_calls.values()), None)
+        self._timer = None if first is None else self._loop.call_at(max(first, now + _MOST_OFTEN_S), self._tick)
 
     def forget(self, call: ExtProcCall) -> None:
         """The call is over."""
