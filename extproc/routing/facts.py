@@ -49,3 +49,7 @@ class RouteFacts(Struct, eq=False):
     def cached_tokens(self, worker: Worker) -> int:
         """How much of the prompt the worker need not compute, as far as anybody knows."""
         return max(self.precise.get(worker, 0), self.guess.get(worker, 0))
+
+    def forget_ids(self) -> None:
+        """The worker is chosen and the chain is known: the ids are the largest part of what waits for an answer."""
+        self.ids = TokenIds()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 
 from extproc.ir import ErrorInfo, ErrorKind, ModelCard, RequestError
 from extproc.routing.admission import Admission
 from extproc.routing.facts import RouteFacts
 from extproc.routing.membership import Membership
-from extproc.routing.policies import Policy
+from extproc.routing.policies import Policy, Ranking
+from extproc.routing.prefixes import Prefixes
 from extproc.routing.reservation import Candidate, Decision, Reservation
 from extproc.routing.worker import Worker
 
@@ -20,11 +22,21 @@ _RETRY_AFTER_S = 2.0
 """Two rounds of health checks at their default interval would be 4 s; clients back off further by themselves."""
 
 
+def _ignore(*_: object) -> None:
+    """Nobody counts."""
+
+
 class Pool:
     """Workers of one engine protocol, one tokenizer and one set of models."""
 
     def __init__(
-        self, name: str, workers: Sequence[Worker], policy: Policy, retries: int, members: Membership | None = None
+        self,
+        name: str,
+        workers: Sequence[Worker],
+        policy: Policy,
+        retries: int,
+        members: Membership | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """`retries`: how many more workers Envoy may try; so many stand behind the chosen one.
 
@@ -34,8 +46,15 @@ class Pool:
         self._most_destinations = 1 + retries
         self.members = members or Membership(workers)
         self.policy = policy
+        self.clock = clock
         self.admission: Admission[Reservation] | None = None
         """Set where there are caps. Then `reserve` is called by it, when there is room."""
+        self.prefixes: Prefixes | None = None
+        """Set where the policy wants them, and once the size of the engines' blocks is known."""
+        self.decided: Callable[[str], None] = _ignore
+        """Told the reason of every decision."""
+        self.estimate_seen: Callable[[float, float], None] = _ignore
+        """Told of every estimate, and what came: seconds to the first token."""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -58,33 +77,52 @@ class Pool:
         return reservation, decision
 
     def _reserve(self, facts: RouteFacts, *, explain: bool) -> tuple[Reservation, Decision | None]:
-        prompt_tokens = facts.prompt_tokens
         candidates = self.candidates()
         admission = self.admission
         if admission is not None and candidates:
             # Not those in their slow start alone may have room.
-            candidates = admission.with_room(candidates, prompt_tokens) or admission.with_room(
-                self.members.candidates, prompt_tokens
+            candidates = admission.with_room(candidates, facts.prompt_tokens) or admission.with_room(
+                self.members.candidates, facts.prompt_tokens
             )
         if not candidates:
             raise no_worker(self.name)
+        facts.now_s = self.clock()
+        prefixes = self.prefixes
+        if prefixes is not None:
+            prefixes.look_up(facts, candidates)
         ranking = self.policy.rank(candidates, facts)
-        ranked = ranking.workers
-        chosen = ranked[0]
-        decision = None
-        if explain:
-            decision = Decision(
-                self.name,
-                chosen.label,
-                chosen.address,
-                self.policy.name,
-                self.policy.explain(ranking, facts),
-                prompt_tokens,
-                tuple(Candidate(w.label, w.waiting_tokens, w.running) for w in ranked[:_MOST_CANDIDATES]),
+        self.decided(ranking.reason)
+        decision = self._decision(ranking, facts) if explain else None
+        workers = ranking.workers
+        return Reservation(self, workers[0], self._destinations(workers), facts, ranking.estimate_s), decision
+
+    def _decision(self, ranking: Ranking, facts: RouteFacts) -> Decision:
+        workers = ranking.workers
+        chosen = workers[0]
+        shown = []
+        for worker in workers[:_MOST_CANDIDATES]:
+            estimate_s = self.policy.estimate_s(worker, facts)
+            shown.append(
+                Candidate(
+                    worker.label,
+                    worker.waiting_tokens,
+                    worker.running,
+                    facts.cached_tokens(worker),
+                    int(worker.load.backlog_tokens(facts.now_s)),
+                    None if estimate_s is None else round(estimate_s * 1e3, 1),
+                )
             )
-        destinations = self._destinations(ranked)
-        freed = None if admission is None else admission.freed
-        return Reservation(chosen, destinations, prompt_tokens, self.members.find, freed), decision
+        return Decision(
+            self.name,
+            chosen.label,
+            chosen.address,
+            self.policy.name,
+            ranking.reason,
+            self.policy.explain(ranking, facts),
+            facts.prompt_tokens,
+            tuple(shown),
+            max(len(workers) - _MOST_CANDIDATES, 0),
+        )
 
     def _destinations(self, ranked: Sequence[Worker]) -> str:
         """The chosen one and those for retries, as Envoy takes them."""

@@ -1,0 +1,144 @@
+"""What waits and runs on a worker: our own requests, those of other processors, and those of strangers.
+
+The own part is exact in what was sent and what was answered, and estimated in between: the prompt at the head of the
+queue is being computed at the worker's pace since it got there, and no further than its end, for its first token has
+not come.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from extproc.routing.pace import Pace, PaceMeter
+
+__all__ = ["Work", "WorkerLoad"]
+
+_FADES_IN_S = 2.0  # what engines report of strangers
+_ONE_STEP_S = 0.001  # first tokens that come closer together were computed in one step
+
+UNMEASURED = Pace(8_000.0, 0.03)
+"""Of a fleet of which nothing has been seen yet: it only has to be the same for all."""
+
+
+class Work:
+    """One request's part of a worker's load. Changed by `WorkerLoad` only."""
+
+    __slots__ = ("sent_s", "tokens")
+
+    def __init__(self, tokens: int, sent_s: float) -> None:
+        self.tokens = tokens  # of its prompt that the worker must compute
+        self.sent_s = sent_s
+
+
+class WorkerLoad:
+    """Of one worker, as one processor sees it. Times are on one clock, that of the caller."""
+
+    __slots__ = (
+        "_foreign_s",
+        "_foreign_tokens",
+        "_group_s",
+        "_group_tokens",
+        "_queue",
+        "_sent_s",
+        "_since_s",
+        "decoding",
+        "expected",
+        "kv_fill",
+        "meter",
+        "peer_tokens",
+        "queued_tokens",
+    )
+
+    def __init__(self) -> None:
+        self._queue: OrderedDict[Work, None] = OrderedDict()
+        self._since_s = 0.0  # since when the head of the queue is computed
+        self._sent_s = 0.0  # the last dispatch
+        self._group_tokens = 0  # of the prompts whose first tokens came last, together
+        self._group_s = 0.0  # what they took
+        self._foreign_tokens = 0.0
+        self._foreign_s = 0.0
+        self.queued_tokens = 0  # uncached, of prompts without a first token
+        self.decoding = 0  # requests that have had one
+        self.peer_tokens = 0  # uncached prompt tokens that wait here, sent by other processors
+        self.meter = PaceMeter()
+        self.expected = UNMEASURED
+        """The pool's typical pace, for a worker that is not measured yet."""
+        self.kv_fill = 0.0
+        """How much of its KV cache has been used so far: below 1.0 it need not evict yet."""
+
+    @property
+    def pace(self) -> Pace:
+        """Measured, or what is typical of its pool."""
+        return self.meter.pace or self.expected
+
+    def backlog_tokens(self, now_s: float) -> float:
+        """Uncached prompt tokens that must be computed before a prompt that comes now. Hot."""
+        tokens: float = self.queued_tokens
+        if tokens:
+            done = (now_s - self._since_s) * self.pace.tokens_per_s
+            head = next(iter(self._queue)).tokens
+            tokens -= done if done < head else head
+        tokens += self.peer_tokens
+        if self._foreign_tokens:
+            left = 1.0 - (now_s - self._foreign_s) / _FADES_IN_S
+            if left > 0.0:
+                tokens += self._foreign_tokens * left
+            else:
+                self._foreign_tokens = 0.0
+        return tokens
+
+    def sent(self, tokens: int, now_s: float) -> Work:
+        """A prompt with so many uncached tokens goes to the worker."""
+        work = Work(tokens, now_s)
+        if not self._queue:
+            self._since_s = now_s
+        self._queue[work] = None
+        self.queued_tokens += tokens
+        self._sent_s = now_s
+        return work
+
+    def first_token(self, work: Work, now_s: float, computed: int | None = None) -> None:
+        """Its first token has come. `computed`: prompt tokens that really had to be computed, where the engine says."""
+        queue = self._queue
+        if work not in queue:
+            return
+        at_head = next(iter(queue)) is work
+        del queue[work]
+        self.queued_tokens -= work.tokens
+        self.decoding += 1
+        if at_head:
+            self._measure(work.tokens if computed is None else computed, now_s)
+            self._since_s = now_s
+
+    def _measure(self, tokens: int, now_s: float) -> None:
+        took_s = now_s - self._since_s
+        if took_s < _ONE_STEP_S:
+            self._group_tokens += tokens
+            return
+        if self._group_s and not self._foreign_tokens and not self.peer_tokens:
+            self.meter.add(self._group_tokens, self._group_s, self.pace)
+        self._group_tokens = tokens
+        self._group_s = took_s
+
+    def ended(self, work: Work) -> None:
+        """The request is over, or goes elsewhere."""
+        if work in self._queue:
+            head = next(iter(self._queue)) is work
+            del self._queue[work]
+            self.queued_tokens -= work.tokens
+            if head:
+                self._group_s = 0.0  # how long the next has been computed is not known
+        else:
+            self.decoding -= 1
+
+    def reported(self, waiting_tokens: float, asked_s: float, now_s: float) -> None:
+        """The engine says that prompts of so many uncached tokens wait; it was asked at `asked_s`.
+
+        What nobody known has sent is strangers' load. A report from before our last dispatch says nothing: it lacks
+        what we know, or has it already, and nobody can tell.
+        """
+        if asked_s > self._sent_s:
+            self._foreign_tokens = 0.0
+            foreign = waiting_tokens - self.backlog_tokens(now_s)
+            self._foreign_tokens = max(foreign, 0.0)
+            self._foreign_s = now_s

@@ -1,0 +1,117 @@
+"""What the workers of one pool hold of prompts: the prefix index with the pool's workers as its slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from extproc.routing.blocks import Hashes, chain, extend, root
+from extproc.routing.facts import RouteFacts
+from extproc.routing.index import PrefixIndex, Slot
+from extproc.routing.index.index import SLICES
+from extproc.routing.policies.base import PrefixUse
+from extproc.routing.worker import Worker
+from extproc.token_ids import WIDTH, TokenIds
+
+
+class Prefixes:
+    """Of one pool and block size; an `Observer` of the pool's membership.
+
+    A worker's slot is replaced when its engine restarts, so ask for it (`slot`) whenever it is used.
+    """
+
+    def __init__(self, index: PrefixIndex, block_tokens: int, use: PrefixUse, kv_tokens: int) -> None:
+        """`kv_tokens`: what a worker's KV cache holds, where nobody knows better."""
+        self.index = index
+        self.block_tokens = block_tokens
+        self.learns_answers = use.answers
+        self._bound = use.kv_tokens
+        self._kv_blocks = (use.kv_tokens or kv_tokens) // block_tokens
+        self._slots: dict[Worker, Slot] = {}
+        self._workers: dict[Slot, Worker] = {}
+        self.with_events: set[Worker] = set()
+        """Workers whose KV events come in: what was sent to them need not be remembered once they have answered."""
+
+    def joined(self, worker: Worker) -> None:
+        """It holds nothing yet."""
+        slot = self.index.open(worker.address, worker.rank or 0, worker.incarnation, self._kv_blocks)
+        self._slots[worker] = slot
+        self._workers[slot] = worker
+
+    def restarted(self, worker: Worker) -> None:
+        """It holds nothing any more."""
+        kv_blocks = self._slots[worker].kv_blocks
+        self.left(worker)
+        self.joined(worker)
+        self._slots[worker].kv_blocks = kv_blocks
+
+    def left(self, worker: Worker) -> None:
+        """Nobody asks for it any more."""
+        slot = self._slots.pop(worker)
+        del self._workers[slot]
+        self.index.retire(slot)
+        self.with_events.discard(worker)
+        worker.load.kv_fill = 0.0
+
+    def slot(self, worker: Worker) -> Slot | None:
+        """Its place in the index; None for a worker that has left."""
+        return self._slots.get(worker)
+
+    def holds_tokens(self, worker: Worker, kv_tokens: int) -> None:
+        """The worker says how large its KV cache is."""
+        slot = self._slots.get(worker)
+        if slot is not None and self._bound is None and kv_tokens > 0:
+            slot.kv_blocks = kv_tokens // self.block_tokens
+
+    def look_up(self, facts: RouteFacts, candidates: Sequence[Worker]) -> None:
+        """Fill in what these workers hold of the prompt. Hot."""
+        block_tokens = self.block_tokens
+        hashes = facts.hashes
+        if hashes is None or facts.block_tokens != block_tokens:
+            facts.block_tokens = block_tokens
+            hashes = facts.hashes = chain(facts.ids, root(facts.namespace, block_tokens), block_tokens)
+        slots = self._slots
+        match = self.index.match(hashes, [slots[worker] for worker in candidates if worker in slots])
+        workers = self._workers
+        facts.precise = {workers[slot]: blocks * block_tokens for slot, blocks in match.precise.items()}
+        facts.guess = {workers[slot]: blocks * block_tokens for slot, blocks in match.guess.items()}
+
+    def sent(self, worker: Worker, hashes: Hashes[int]) -> int:
+        """The worker gets these blocks, from this processor or another. Returns how many it had anyway."""
+        slot = self._slots.get(worker)
+        if slot is None:
+            return len(hashes)
+        known = self.index.add(slot, hashes)
+        if slot.kv_blocks:
+            full = min(slot.turn, SLICES - 1) * (slot.kv_blocks / SLICES) + slot.filled
+            worker.load.kv_fill = min(full / slot.kv_blocks, 1.0)
+        return known
+
+    def not_sent(self, worker: Worker, hashes: Hashes[int], known: int) -> None:
+        """The request failed there, or went elsewhere. `known`: what `sent` returned."""
+        slot = self._slots.get(worker)
+        if slot is not None and known < len(hashes):
+            self.index.drop(slot, hashes[known:])
+
+    def answered(self, worker: Worker, parent: int, varints: bytes) -> None:
+        """The worker also holds what follows the block `parent`: the rest of a prompt, and its answer."""
+        more = extend(parent, varints, self.block_tokens)
+        if more:
+            self.sent(worker, more)
+
+    def rest(self, facts: RouteFacts) -> tuple[int, bytes]:
+        """For `answered`: the last block of a prompt that was looked up, and what follows it."""
+        hashes = facts.hashes
+        if not hashes:
+            return root(facts.namespace, self.block_tokens), facts.ids.varints
+        return hashes[-1], facts.ids.varints[len(hashes) * self.block_tokens * WIDTH :]
+
+    def forgets(self, worker: Worker, hashes: Hashes[int]) -> None:
+        """Its KV events have told by now what it holds of these."""
+        slot = self._slots.get(worker)
+        if slot is not None:
+            self.index.drop(slot, hashes)
+
+
+def varints_of(rest: bytes, generated: bytes) -> bytes:
+    """`rest` of a prompt and generated ids (uint32, packed). The last token is in no cache: nothing was fed it to."""
+    return rest + TokenIds.from_packed(generated[:-4]).varints
