@@ -14,8 +14,10 @@ from extproc.dialects.base import AnswerIdentity, Inbound
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat import OpenAIChat
 from extproc.engines.base import EngineEvent, Tokens
-from extproc.ir import Event, Sampling, TextDelta, TokenLogprob
+from extproc.ir import Event, ReasoningDelta, Sampling, TextDelta, TokenLogprob, ToolArgsDelta, ToolDef
 from extproc.output.answer_text import AnswerText
+from extproc.output.parsers import TOOL_PARSERS
+from extproc.output.reader import Reading
 
 ROUNDS = 7
 RNG = random.Random(1)
@@ -35,19 +37,32 @@ def body(turns: list[str], **fields: object) -> bytes:
 
 
 class FixedText:
-    """A tokenizer that costs nothing, so that what is left is ours."""
+    """A tokenizer that costs nothing, so that what is left is ours. Its first word may be another."""
+
+    def __init__(self, first: str = " word") -> None:
+        self._next = first
 
     def detokenizer(self, *, skip_special_tokens: bool, shown: tuple[str, ...] = ()) -> FixedText:
         return self
 
     def feed(self, ids: Sequence[int]) -> str:
-        return " word"
+        text, self._next = self._next, " word"
+        return text
 
     def finish(self) -> str:
         return ""
 
     def token_bytes(self, token_id: int) -> bytes:
         return b" word"
+
+
+def reading_for(reasoning: str | None, tool: str | None) -> Reading:
+    return Reading(
+        call_id=lambda choice, index: "call_1",
+        reasoning=reasoning,
+        calls=None if tool is None else TOOL_PARSERS[tool],
+        tools={"f": ToolDef(name="f")},
+    )
 
 
 def measure(name: str, run: Callable[[], object], count: int, per: int = 1) -> None:
@@ -82,6 +97,11 @@ def main() -> None:
     measure("stream: a delta, 8 at once", lambda: renderer.events(eight), 50_000, per=8)
     measure("stream: a delta with log probabilities and 5 alternatives", lambda: renderer.events(scored), 10_000)
 
+    thought: list[Event] = [ReasoningDelta(0, " word")]
+    argument: list[Event] = [ToolArgsDelta(0, 0, " word")]
+    measure("stream: a delta of reasoning", lambda: renderer.events(thought), 100_000)
+    measure("stream: a delta of a call's arguments", lambda: renderer.events(argument), 100_000)
+
     tokens: list[EngineEvent] = [Tokens(0, [5])]
     for name, sampling in (
         ("no stop strings", Sampling()),
@@ -90,6 +110,15 @@ def main() -> None:
     ):
         answer = AnswerText(sampling, FixedText())
         measure(f"tokens to text without detokenizing: {name}", lambda a=answer: a.feed(tokens), 100_000)
+    for name, reading, before in (
+        ("behind reasoning", reading_for("think", None), "<think>x</think>y"),
+        ("in reasoning", reading_for("think", None), "<think>x"),
+        ("with tools", reading_for("think", "hermes"), "<think>x</think>y"),
+        ("in arguments", reading_for(None, "hermes"), '<tool_call>{"name": "f", "arguments": {"a": "'),
+    ):
+        answer = AnswerText(Sampling(), FixedText(before), reading)
+        answer.feed(tokens)
+        measure(f"tokens to text without detokenizing: {name}", lambda a=answer: a.feed(tokens), 50_000)
 
 
 if __name__ == "__main__":

@@ -251,6 +251,8 @@ class _Choice:
         reader = self._reader
         if reader is None:
             events.append(TextDelta(self._index, text, logprobs))
+        elif entries is None:
+            events += reader.feed(text)
         else:
             was_text = reader.in_text
             self._add(reader.feed(text), logprobs or [], events, was_text=was_text)

@@ -52,7 +52,9 @@ def reading_of(
         calls = _forced(choice.names[0] if choice.mode == "named" else None, calls)
     if reasoning is None and calls is None:
         return None
-    inside = reasoning is not None and begins_inside(reasoning, prompt_end)
+    inside = False
+    if reasoning is not None:
+        inside = begins_inside(reasoning, prompt_end, chat.turns[-1].text if chat.continue_final_message else None)
     channels = tool_parser == HARMONY
     bound = forced or (chat.output is not None and chat.output.kind in ("json_object", "json_schema"))
     return Reading(call_id, reasoning, inside, bound, calls, channels, tools, tokens_of(tool_parser, reasoning))

@@ -28,9 +28,18 @@ ALWAYS_INSIDE = frozenset(("deepseek_r1",))
 _NEWLINES = "\r\n"
 
 
-def begins_inside(name: str, prompt_end: str) -> bool:
-    """Whether the answer begins in the middle of the reasoning."""
-    return name in ALWAYS_INSIDE or prompt_end.rstrip().endswith(MARKERS[name][0])
+def begins_inside(name: str, prompt_end: str, continued: str | None = None) -> bool:
+    """Whether the answer begins in the middle of the reasoning.
+
+    Of the prompt only its very end counts: before it stands what anybody wrote. `continued`: the message that the
+    answer continues, if it does.
+    """
+    opening, closing = MARKERS[name]
+    if continued is not None:
+        begun = continued.rfind(opening)
+        return begun >= 0 and closing not in continued[begun:]
+    end = prompt_end.rstrip()
+    return end.endswith(opening) or (name in ALWAYS_INSIDE and not end.endswith(closing))
 
 
 class _State(Enum):

@@ -26,6 +26,7 @@ from extproc.ir import (
 )
 from extproc.output.parsers import REASONING_PARSERS, TOOL_PARSERS, Parsers
 from extproc.output.reader import AnswerReader, Reading, reading_of
+from extproc.output.reasoning import begins_inside
 
 CASES = json.loads((Path(__file__).parent / "data" / "answers.json").read_text())
 
@@ -172,6 +173,25 @@ def test_arguments_are_streamed_while_they_come() -> None:
     assert reader.feed('ern"}') == [ToolArgsDelta(2, 0, 'ern"}')]
     assert reader.feed("}\n</tool_call>") == [ToolCallEnd(2, 0, '{"city": "Bern"}')]
     assert reader.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt_end", "continued", "inside"),
+    [
+        ("think", "<|im_start|>assistant\n<think>\n", None, True),
+        ("think", "what does <think> mean?<|im_end|>\n<|im_start|>assistant\n", None, False),
+        ("think", "<think>\n\n</think>\n\n", None, False),
+        ("think", "", "<think>I begin", True),
+        ("think", "", "<think>I begin</think>So", False),
+        ("think", "<think>\n", "So", False),
+        ("deepseek_r1", "<|assistant|>", None, True),
+        ("deepseek_r1", "<think>\n\n</think>\n\n", None, False),
+    ],
+)
+def test_the_prompt_tells_whether_the_answer_begins_in_the_reasoning(
+    name: str, prompt_end: str, continued: str | None, inside: bool
+) -> None:
+    assert begins_inside(name, prompt_end, continued) is inside
 
 
 def test_without_parsers_there_is_nothing_to_read() -> None:
