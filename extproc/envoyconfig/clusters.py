@@ -35,7 +35,7 @@ _PROCESSOR_WINDOW_BYTES = 1 << 20
 _POOL_WINDOW_BYTES = 256 << 10
 _CONNECTION_WINDOW_BYTES = 16 << 20
 _WAITING_FRAMES = 10_000_000
-_MOST_LOAD_PERCENT = 150  # of the mean: a processor with more in flight passes further exchanges on to the next one
+_MOST_LOAD_PERCENT = 200  # of the mean: a process with more in flight passes what comes on to the next one
 _MIN_RETRIES = 10  # of a pool that run at a time, however few requests there are
 _KEEPALIVE = core.TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
 
