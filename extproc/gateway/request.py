@@ -238,6 +238,8 @@ class GatewayRequest:
         pool = backend.pool.name
         account = self._account
         account.pool = pool
+        if prepared.losses:
+            account.loses([loss.field for loss in prepared.losses])
         parts = AnswerParts(
             route,
             account,

@@ -6,6 +6,7 @@ hold only what the configuration names, so a client cannot make series.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from time import perf_counter
 
@@ -96,6 +97,12 @@ class Metrics:
         self.cancelled = CounterFamily(
             "extproc_cancelled", "Exchanges that ended before their answer did.", ("operation",)
         )
+        self.lost = CounterFamily(
+            "extproc_fields_lost",
+            "Requests dispatched without something that they asked for, by the field that asked for it.",
+            ("operation", "field"),
+        )
+        self._lost_fields: set[str] = set()
         self.deadlines = CounterFamily(
             "extproc_deadline_exceeded", "Exchanges that took longer than limits.deadline_s.", ("operation",)
         )
@@ -129,11 +136,22 @@ class Metrics:
             self.protocol_errors,
             self.cancelled,
             self.deadlines,
+            self.lost,
             self.queue_wait,
             self.admission_refused,
         ):
             self.registry.register(collector)
         ProcessCollector(registry=self.registry)
+
+    def lost_field(self, field: str) -> str:
+        """The field's label: without indices, and of a bounded number of them."""
+        field = _INDEX.sub("[*]", field)
+        known = self._lost_fields
+        if field not in known:
+            if len(known) >= _MOST_FIELDS:
+                return _OTHER
+            known.add(field)
+        return field
 
     def series(self, model: str, operation: str) -> _Series:
         """The children of a model and operation, made at the first call."""
@@ -147,6 +165,11 @@ class Metrics:
         """Count a request that did not go well, or that never went to an engine."""
         self.requests.child(model, operation, status, error_type).inc()
         self.duration.child(operation, model, error_type).observe(took_s)
+
+
+_INDEX = re.compile(r"\[\d+\]")
+_MOST_FIELDS = 200
+_OTHER = "other"
 
 
 class RequestAccount:
@@ -207,6 +230,12 @@ class RequestAccount:
         status = "2xx" if self._begun_s else ""
         took_s = perf_counter() - self._started_s
         self._metrics.ended(self.model, self.operation, status, CANCELLED, took_s)
+
+    def loses(self, fields: Iterable[str]) -> None:
+        """It is dispatched without what these fields ask for."""
+        metrics = self._metrics
+        for field in {metrics.lost_field(field) for field in fields}:
+            metrics.lost.child(self.operation, field).inc()
 
     def exceeds_deadline(self) -> None:
         """The deadline passed; how the request ends is told besides."""

@@ -116,3 +116,18 @@ def test_two_processors_in_one_process_count_apart() -> None:
     one, other = Metrics(["m"], ["pool"]), Metrics(["m"], ["pool"])
     account(one).completes(1, 1, 0)
     assert requests(other.registry) == {}
+
+
+def test_fields_without_effect_are_counted_once_a_request_and_not_without_bound(metrics: Metrics) -> None:
+    one = account(metrics)
+    one.loses(["messages[0].a", "messages[7].a", "user"])
+    one.loses(f"field{number}" for number in range(500))
+    found = {
+        s.labels["field"]: s.value
+        for metric in metrics.registry.collect()
+        for s in metric.samples
+        if s.name == "extproc_fields_lost_total"
+    }
+    assert (found["messages[*].a"], found["user"]) == (1, 1)
+    assert len(found) == 201
+    assert "other" in found

@@ -31,6 +31,7 @@ async def test_every_metric_is_described() -> None:
     gateway, metrics, fleet = build_gateway(tokens)
     account = RequestAccount(metrics)
     account.exceeds_deadline()
+    account.loses(["user"])
     account.closes()
     metrics.series("m", "chat")
     metrics.queue_wait.child("main")
