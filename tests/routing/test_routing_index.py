@@ -53,9 +53,9 @@ _PLACE = st.floats(0, 1)
 class Against(RuleBasedStateMachine):
     """Slices that never fill: forgetting by age has tests of its own."""
 
-    @initialize()
-    def begin(self) -> None:
-        self.index = PrefixIndex()
+    @initialize(smallest_cells=st.sampled_from([1 << 5, 1 << 12]))
+    def begin(self, smallest_cells: int) -> None:
+        self.index = PrefixIndex(smallest_cells=smallest_cells)
         self.naive: dict[Slot, Naive] = {}
         self.open()
 
@@ -87,6 +87,8 @@ class Against(RuleBasedStateMachine):
     def add(self, number: int, which: int) -> None:
         slot, hashes = self.slot(number), CHAINS[which]
         known = self.index.add(slot, hashes)
+        while self.index._later:
+            self.index._catch_up()
         assert known == leading(hashes, self.naive[slot].guess)
         self.naive[slot].guess.update(hashes)
 
@@ -210,6 +212,28 @@ def test_the_guess_forgets_the_oldest_slice_and_what_is_sent_again_stays(piece: 
         assert held == list(range(held[0], at + 1)) if held else at == 0
         assert len(held) <= 4
         assert len(held) >= min(at, 2)
+
+
+def test_the_end_of_a_very_long_prompt_follows_in_the_background() -> None:
+    index = PrefixIndex()
+    slot, gone, other = index.open("a", 0, 0, 10**6), index.open("b", 0, 0, 10**6), index.open("c", 0, 0, 10**6)
+    long = chain(seed=1, length=15_000)
+    assert [index.add(one, long) for one in (slot, gone, other)] == [0, 0, 0]
+    assert 1000 < index.match(long, [slot]).guess[slot] < 15_000
+    index.drop(other, long)
+    index.add(gone, long)
+    index.clear(gone)
+    swept(index)
+    assert index.match(long, [slot, gone, other]).guess == {slot: 15_000}
+    assert index.add(slot, long + CHAINS[3]) == 15_000
+
+
+def test_ends_of_prompts_do_not_pile_up() -> None:
+    index = PrefixIndex()
+    slot = index.open("a", 0, 0, 10**9)
+    for seed in range(100):
+        index.add(slot, chain(seed=seed, length=5000))
+    assert len(index._later) < 50
 
 
 def test_a_worker_s_guess_does_not_age_by_what_others_get() -> None:

@@ -15,6 +15,7 @@ a time, and only then its bits are used again.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -23,12 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from extproc.routing.index.masks import Masks
-from extproc.routing.index.table import GUESS, PRECISE, Column, Table
+from extproc.routing.index.table import GUESS, PRECISE, SMALLEST_CELLS, Column, Table
 
 __all__ = ["Match", "PrefixIndex", "Slot"]
 
 SLICES = 4
 _PLANES = SLICES + 1  # one is being swept
+_ADDED_AT_ONCE = 4096  # blocks of a prompt: 1 ms while the table grows
+_MOST_LATER = 32  # prompts whose end is still to be added
 _SWEEP_CELLS = 4096  # at once: 0.05 ms
 _FREE_MASKS = 2048  # looked at at once
 _MANY_MASKS = 4096  # more, and twice as many as after the last sweep: time to sweep
@@ -100,12 +103,13 @@ class _Bits:
 class PrefixIndex:
     """Blocks → slots. All methods are for the event loop's thread and return at once."""
 
-    def __init__(self, on_work: Callable[[], None] = lambda: None) -> None:
-        """`on_work` is called when `sweep` has something to do."""
+    def __init__(self, on_work: Callable[[], None] = lambda: None, *, smallest_cells: int = SMALLEST_CELLS) -> None:
+        """`on_work` is called when `sweep` has something to do; the table begins with `smallest_cells` (2^n)."""
         self._on_work = on_work
-        self._table = Table()
+        self._table = Table(smallest_cells)
         self._precise = _Bits(1)
         self._guess = _Bits(_PLANES)
+        self._later: deque[tuple[Slot, Sequence[int]]] = deque()
         self._sweeping: Iterator[None] | None = None
         self._masks_after_sweep = 0
 
@@ -162,6 +166,7 @@ class PrefixIndex:
     def _take_guess(self, slot: Slot) -> None:
         self._guess.take(slot.shift)
         slot.live = 0
+        self._later = deque(one for one in self._later if one[0] is not slot)
         self._on_work()
 
     def stored(self, slot: Slot, hashes: Sequence[int]) -> None:
@@ -183,10 +188,23 @@ class PrefixIndex:
     def add(self, slot: Slot, hashes: Sequence[int]) -> int:
         """It was sent these blocks, by us or by another processor. All of the prompt, so that all are new again.
 
-        Returns how many of the first it was thought to hold already.
+        Returns how many of the first it was thought to hold already. Of very long prompts the end is added within a
+        few turns.
         """
         if not slot.open:
             return len(hashes)
+        known = self._add(slot, hashes[:_ADDED_AT_ONCE])
+        rest = hashes[_ADDED_AT_ONCE:]
+        if rest:
+            if known == _ADDED_AT_ONCE:
+                known += self._known(slot, rest)
+            self._later.append((slot, rest))
+            if len(self._later) > _MOST_LATER:
+                self._catch_up()
+            self._on_work()
+        return known
+
+    def _add(self, slot: Slot, hashes: Sequence[int]) -> int:
         if slot.filled * SLICES >= slot.kv_blocks:
             self._turn(slot)
         masks, live = self._guess.masks, slot.live
@@ -201,6 +219,20 @@ class PrefixIndex:
             if not before & bit:
                 slot.filled += length
         return known
+
+    def _known(self, slot: Slot, hashes: Sequence[int]) -> int:
+        bits, live = self._guess.masks.bits, slot.live
+        for at, _, number in self._table.runs(hashes):
+            if not bits[number] & live:
+                return at
+        return len(hashes)
+
+    def _catch_up(self) -> None:
+        """A piece of what is to be added."""
+        slot, hashes = self._later.popleft()
+        self._add(slot, hashes[:_ADDED_AT_ONCE])
+        if rest := hashes[_ADDED_AT_ONCE:]:
+            self._later.appendleft((slot, rest))
 
     def _turn(self, slot: Slot) -> None:
         """Begin a new slice, unless the one that was dropped last is not swept yet: then this one gets larger."""
@@ -219,6 +251,8 @@ class PrefixIndex:
     def drop(self, slot: Slot, hashes: Sequence[int]) -> None:
         """It does not hold these: the request failed or went elsewhere. Those that `add` did not know already."""
         if slot.open:
+            while self._later:  # rare, and it may be among them
+                self._catch_up()
             masks, kept = self._guess.masks, ~slot.live
             bits, intern = masks.bits, masks.intern
             self._edit(GUESS, hashes, lambda number: intern(bits[number] & kept))
@@ -265,11 +299,14 @@ class PrefixIndex:
         return match
 
     def sweep(self, budget_s: float = 0.001) -> bool:
-        """Work a little in the background: growth, and what was forgotten. Returns whether there is more."""
+        """Work a little in the background: prompts' ends, growth, what was forgotten. Returns whether there is more."""
         end = perf_counter() + budget_s
         while perf_counter() < end:
-            if self._table.growing:
-                self._table.grow()
+            if self._later:
+                self._catch_up()
+            elif self._table.growing:
+                if not self._table.grow():
+                    return True
             elif self._sweeping:
                 if next(self._sweeping, self) is self:
                     self._sweeping = None

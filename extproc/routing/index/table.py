@@ -5,8 +5,9 @@ looked up at once, which hides the memory's latency: 50 to 100 ns a block where 
 Short lists (a KV event, a chat's prompt) go cell by cell, as numpy's calls would cost more than they save.
 
 A full table grows into a new one, a few thousand cells at a time, pushed by every insertion and by whoever has time
-(`grow`). First the new table's memory is touched, as a page's first use costs half a microsecond; then the cells move,
-in order, and both tables are read. What is known of both:
+(`grow`). First a thread touches the new table's memory: the first use of a page costs a microsecond, that of a huge
+page up to 5 ms, and numpy lets others run meanwhile. Then the cells move, in order, and both tables are read. What is
+known of both:
 
 - a key is never taken out of a table, its numbers become 0 ("nobody"), and cells of nobody do not move;
 - a key in the new table is the truth; a key in the old one counts if it is not in the new one and not of nobody.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ Column = int
 PRECISE: Column = 0
 GUESS: Column = 1
 
-SMALLEST_CELLS = 1 << 12
+SMALLEST_CELLS = 1 << 16  # 1 MB; a prompt of 240,000 tokens fills a quarter
 _GROW_AT = 0.55  # of the cells used
 _AIM_AT_MOST = 0.42  # of the new table's cells used
 _NEVER_OVER = 0.9  # of the cells used; growth that is behind is then finished at once
@@ -35,8 +37,7 @@ _FEW = 24  # hashes; fewer are cheaper one by one
 _FIRST_READ = 512  # hashes; prompts that nobody knows end here
 _LOOKED_UP = 1 << 14  # hashes at once: 0.5 ms
 _MOVED = 4096  # cells at once: 0.15 ms
-_TOUCH = 1 << 14  # cells of a new table touched at once: 0.1 ms
-_TOUCHED_AN_INSERTION = 12  # cells of the new one, mostly twice as large: done before the old one is 0.75 full
+_TOUCHED_HERE = 1 << 16  # cells, 1 MB; more are touched by a thread
 _MOVED_AN_INSERTION = 2.5  # cells of the old table: done before the new one is 0.7 full
 _SAMPLE = 1 << 14  # cells looked at to tell how many are of nobody
 
@@ -68,10 +69,11 @@ class _Cells:
         self.view: Any = memoryview(self.keys)  # type: ignore[arg-type]
         self.views: Any = tuple(memoryview(column) for column in self.columns)  # type: ignore[arg-type]
 
-    def touch(self, start: int, stop: int) -> None:
-        self.keys[start:stop] = 0
+    def touch(self) -> None:
+        """Use all of the memory."""
+        self.keys.fill(0)
         for column in self.columns:
-            column[start:stop] = 0
+            column.fill(0)
 
     def seek(self, key: int) -> int:
         """Its place, or ~place of the empty cell where it would be. Hot."""
@@ -133,13 +135,16 @@ class _Cells:
 class Table:
     """Block hash → (number in the column PRECISE, number in the column GUESS); 0 in both for what is not there."""
 
-    __slots__ = ("_cells", "_growing", "_old", "_push", "growths")
+    __slots__ = ("_cells", "_growing", "_old", "_push", "_smallest", "_toucher", "growths")
 
-    def __init__(self) -> None:
-        self._cells = _Cells(SMALLEST_CELLS)
+    def __init__(self, smallest_cells: int = SMALLEST_CELLS) -> None:
+        """`smallest_cells`: a power of two."""
+        self._smallest = smallest_cells
+        self._cells = _Cells(smallest_cells)
         self._old: _Cells | None = None
         self._growing: Iterator[int] | None = None
         self._push = 0.0  # insertions that growth is behind
+        self._toucher: Thread | None = None
         self.growths = 0  # begun
 
     @property
@@ -267,16 +272,18 @@ class Table:
                 return
             self._begin_to_grow(0)
         self._push += count
-        while self._push > 0 and self._growing:
-            self.grow()
+        while self._push > 0 and self.grow():
+            pass
         self._reserve(0)
 
     def _reserve(self, count: int) -> None:
-        """Room for so many keys. It is there unless the table is small."""
+        """Room for so many keys. It is there unless the table is small, or the thread got no time."""
         while self._cells.used + count > self._cells.size * _NEVER_OVER:
             if self._growing is None:
                 self._begin_to_grow(count)
             while self._growing:
+                if self._toucher:
+                    self._toucher.join()
                 self.grow()
 
     def _begin_to_grow(self, count: int) -> None:
@@ -284,28 +291,33 @@ class Table:
         self._push = 0.0
         self.growths += 1
 
-    def grow(self) -> None:
-        """One step of growth, 0.2 ms."""
+    def grow(self) -> bool:
+        """One step of growth, 0.2 ms. Returns whether there was something to do, other than wait."""
         cells = next(self._growing, None) if self._growing else None
         if cells is None:
             self._growing = None
-        else:
-            self._push -= cells / (_MOVED_AN_INSERTION if self._old else _TOUCHED_AN_INSERTION)
+            return False
+        self._push -= cells / _MOVED_AN_INSERTION
+        return cells > 0
 
     def _grow(self, count: int) -> Iterator[int]:
-        """Into a table with room for `count` more. Yields cells touched, then cells moved."""
+        """Into a table with room for `count` more. Yields cells moved."""
         full = self._cells
         sample = slice(0, min(full.size, _SAMPLE))  # hashes are uniform, so any cells tell of all
         held = int(np.count_nonzero(full.columns[PRECISE][sample] | full.columns[GUESS][sample]))
         needed = held * (full.size // sample.stop) + count
-        size = max(SMALLEST_CELLS, full.size // 2)  # smaller, it would be full before the old one is moved
+        size = max(self._smallest, full.size // 2)  # smaller, it would be full before the old one is moved
         while size * _AIM_AT_MOST < needed:
             size *= 2
         fresh = _Cells(size)
-        for start in range(0, size, _TOUCH):
-            fresh.touch(start, start + _TOUCH)
-            yield _TOUCH
+        if size > _TOUCHED_HERE:
+            self._toucher = Thread(target=fresh.touch, name="prefix-index", daemon=True)
+            self._toucher.start()
+            while self._toucher.is_alive():
+                yield 0
+            self._toucher = None
         self._cells, self._old = fresh, full
+        self._push = 0.0
         for start in range(0, full.size, _MOVED):
             part = slice(start, start + _MOVED)
             columns = full.columns[PRECISE][part], full.columns[GUESS][part]
