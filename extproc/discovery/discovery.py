@@ -230,6 +230,7 @@ class Discovery:
                     going[entry.address] = _Going(msgspec.structs.replace(entry, draining=True, wait_s=0.0), now_s)
             for address in [address for address in going if address in entries]:
                 del going[address]
+        await asyncio.to_thread(self._save)  # what is wanted; the rest follows from it, also after a restart
         if not first:
             # Those that go are no candidates from now on; those that come are not there yet.
             known = {pool: {entry.address for entry in entries} for pool, entries in self.roster.items()}
@@ -249,7 +250,6 @@ class Discovery:
                 due_s = monotonic() + ENVOY_NOTICES_S
                 self._waits |= {(pool, address): due_s for address in new}
         await self._give_out(wanted)
-        await asyncio.to_thread(self._save)
 
     def _wanted(self) -> dict[str, dict[str, Entry]]:
         wanted: dict[str, dict[str, Entry]] = {}
@@ -329,6 +329,7 @@ class Discovery:
                 return
         if not saved.found and not saved.drained and not self._file.exists():
             return  # a configuration with only listed workers needs no such file
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         beside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         try:
             beside.write_bytes(content)
