@@ -14,6 +14,8 @@ from benchmarks.routing.trace import Scenario
 
 _STEP_S = 0.02  # an own prefill takes at least one step of an engine: dividing by less would say nothing
 CPU_BAR_CORES = 0.5
+_LATE_BAR_S = 0.05  # model time, mean over steps: a few percent of the times that are measured
+_LATEST_BAR_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,12 @@ class Figures:
         return math.sqrt(sum((share - mean) ** 2 for share in self.busy) / len(self.busy)) / mean
 
     @property
+    def disturbed(self) -> bool:
+        """The machine did not keep up with the engines' model time: the run says little."""
+        late_s, latest_s = (each / 1e3 * self.setting.speed_up for each in (self.steps_late_ms, self.steps_latest_ms))
+        return late_s > _LATE_BAR_S or latest_s > _LATEST_BAR_S
+
+    @property
     def cores(self) -> float:
         """Of the whole gateway."""
         return sum(self.gateway_cores)
@@ -77,6 +85,7 @@ class Figures:
         values = asdict(self)
         values["setting"] = self.setting.name
         values["spread"] = self.spread
+        values["disturbed"] = self.disturbed
         return {key: None if value == math.inf else value for key, value in values.items()}
 
 

@@ -37,7 +37,8 @@ def heading() -> str:
     return (
         "seconds to the first token in model time; slow p99: p99 of that / own uncached prefill; cached: share of\n"
         "prompt tokens; busy: least and most used prefill rate of a worker, spread: their deviation / mean; cores:\n"
-        "the gateway's CPU (Envoy + processor); late: engines' steps, ms of wall time, mean / most; failed: requests"
+        "the gateway's CPU (Envoy + processor); late: engines' steps, ms of wall time, mean / most; failed: requests\n"
+        "!: a gateway over half a core, or a machine that did not keep up: lower --speed-up, or repeat the run"
     )
 
 
@@ -70,7 +71,7 @@ def _line(figures: Figures) -> tuple[str, ...]:
         f"{cores}{'!' if figures.cores > CPU_BAR_CORES else ''}",
         f"{figures.engines_cores:.2f}",
         f"{figures.client_cores:.2f}",
-        f"{figures.steps_late_ms:.1f}/{figures.steps_latest_ms:.0f}",
+        f"{figures.steps_late_ms:.1f}/{figures.steps_latest_ms:.0f}{'!' if figures.disturbed else ''}",
         str(sum(figures.failed.values())),
     )
 
@@ -119,6 +120,7 @@ def _row(name: str, setting: Setting, group: Sequence[Figures], **values: float 
         for figures in group
         if figures.cores > CPU_BAR_CORES and name in (*_BARS, *_SHARE_BARS)
     ]
+    missed += [f"the machine was late in the run of {figures.contender}" for figures in group if figures.disturbed]
     return {
         "name": name,
         "unit": "" if name.endswith(("slowdown-p99", "cached")) else "s",

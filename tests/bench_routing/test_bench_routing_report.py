@@ -126,3 +126,11 @@ def test_ratios_at_half_the_speed_are_compared():
     same, changed = report.at_half_the_speed([row, slower, other])
     assert "MISSED" not in same
     assert "+12.5%, MISSED" in changed
+
+
+def test_a_run_on_a_machine_that_was_late_is_marked():
+    late = made(Contender.SMG, 2.0, 8.0)
+    late.steps_latest_ms = 2_000.0
+    (mean, *_) = report.rows(SETTING, [made(Contender.TTFT, 1.0, 4.0), late], None)
+    assert mean["missed"] == ["the machine was late in the run of smg"]
+    assert "2000!" in report.table([late])
