@@ -146,7 +146,9 @@ def _add(body: bytes, discovery: Discovery) -> AdminReply:
     try:
         asked = msgspec.json.decode(body, type=_NewWorker)
         address = parse_worker(asked.address)
-    except (msgspec.DecodeError, ValueError) as error:
+    except msgspec.DecodeError as error:
+        return _error(400, f"the body must be JSON with pool and address, and may have name and ranks: {error}")
+    except ValueError as error:
         return _error(400, str(error))
     if not address.is_ip:
         return _error(400, f"{address.host!r} is a host name: give an IP address")
