@@ -12,6 +12,7 @@ from pathlib import Path
 from extproc.config.schema import Pool as PoolSection
 from extproc.engines.control import ControlError, ModelInfo, connect
 from extproc.gateway.backend import Backend
+from extproc.routing.worker import Worker
 from extproc.tokens.cache import TokenCache
 from extproc.tokens.model import ModelTokens
 from extproc.tokens.source import TokenizerError, unpack_archive
@@ -24,6 +25,22 @@ _ARCHIVE_LIMIT_BYTES = 256 << 20
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
 _LAST = ".last"  # ends the name of a pool's file that says which tokenizer its workers sent
+
+
+class _Arrivals:
+    """Observes a pool's membership for workers that come: there is somebody to ask."""
+
+    def __init__(self) -> None:
+        self.came = asyncio.Event()
+
+    def joined(self, worker: Worker) -> None:
+        self.came.set()
+
+    def restarted(self, worker: Worker) -> None:
+        self.came.set()
+
+    def left(self, worker: Worker) -> None:
+        pass
 
 
 class Preparation:
@@ -72,15 +89,21 @@ class Preparation:
         """Returns when the pool is ready. What stands in the way is logged each time that it changes."""
         delay_s = _FIRST_DELAY_S
         told = ""
+        arrivals = _Arrivals()
+        self._backend.pool.members.observe(arrivals)
         while True:
+            arrivals.came.clear()
             try:
                 tokens = await self._attempt()
             except (ControlError, TokenizerError) as error:
                 if str(error) != told:
                     told = str(error)
                     _log.warning("pool %s is not ready: %s", self._section.name, error)
-                await asyncio.sleep(delay_s)
-                delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
+                try:
+                    await asyncio.wait_for(arrivals.came.wait(), delay_s)
+                    delay_s = _FIRST_DELAY_S
+                except TimeoutError:
+                    delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
             else:
                 self._backend.tokens = tokens
                 _log.info(
