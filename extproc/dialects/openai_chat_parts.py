@@ -84,6 +84,21 @@ _CALLS: msgspec.json.Decoder[list[_Call] | None] = msgspec.json.Decoder(list[_Ca
 _LEGACY: msgspec.json.Decoder[_CalledFunction | None] = msgspec.json.Decoder(_CalledFunction | None)
 _THINKING: msgspec.json.Decoder[list[_Thinking] | None] = msgspec.json.Decoder(list[_Thinking] | None)
 _MEDIA_URLS = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
+_ALLOWED: dict[str, str] = {
+    "messages[].tool_calls": "an array of tool calls",
+    "messages[].function_call": "an object with name and arguments",
+    "messages[].thinking_blocks": "an array of thinking blocks",
+    "messages[].content[].input_audio": "an object with data and format",
+    "messages[].content[].file": "an object with file_data or file_id",
+    **descriptions(_Call, "messages[].tool_calls[]."),
+    **descriptions(_CalledFunction, "messages[].function_call."),
+    **descriptions(_Thinking, "messages[].thinking_blocks[]."),
+    **descriptions(_Audio, "messages[].content[].input_audio."),
+    **descriptions(_File, "messages[].content[].file."),
+}
+for _name in _MEDIA_URLS:
+    _ALLOWED |= {f"messages[].content[].{_name}": "an object with a url"}
+    _ALLOWED |= descriptions(_Url, f"messages[].content[].{_name}.")
 
 
 def part_of(part: ContentPart, role: str, path: str, losses: Losses, limits: BodyLimits) -> Part:
@@ -107,8 +122,7 @@ def part_of(part: ContentPart, role: str, path: str, losses: Losses, limits: Bod
             return _media_url(kind, _present(getattr(part, kind), f"{path}.{kind}"), f"{path}.{kind}")
         if kind == "input_audio":
             found = f"{path}.input_audio"
-            allowed = {found: "an object with data and format"} | descriptions(_Audio, f"{found}.")
-            audio = decode(_AUDIO, _present(part.input_audio, found), allowed, root=found)
+            audio = decode(_AUDIO, _present(part.input_audio, found), _ALLOWED, root=found)
             return Media(modality="audio", data=audio.data, mime=f"audio/{audio.format}", path=f"{path}.type")
         if kind == "file":
             return _file(_present(part.file, f"{path}.file"), f"{path}.file", f"{path}.type")
@@ -123,8 +137,7 @@ def calls_of(raw: Raw, path: str, losses: Losses, limits: BodyLimits) -> list[Pa
     """The value of an assistant's `tool_calls`. Raises RequestError."""
     if memoryview(raw).nbytes > limits.max_tools_bytes:
         raise too_long(path, limits.max_tools_bytes)
-    allowed = {path: "an array of tool calls"} | descriptions(_Call, f"{path}[].")
-    calls = decode(_CALLS, raw, allowed, root=path) or []
+    calls = decode(_CALLS, raw, _ALLOWED, root=path) or []
     if len(calls) > _MOST_CALLS:
         raise invalid(f"Too many tool calls: at most {_MOST_CALLS} are allowed.", path, "array_above_max_length")
     return [_call(call, f"{path}[{index}]", losses) for index, call in enumerate(calls)]
@@ -134,8 +147,7 @@ def legacy_call_of(raw: Raw, path: str, call_id: str, limits: BodyLimits) -> Par
     """The value of an assistant's deprecated `function_call`. Raises RequestError."""
     if memoryview(raw).nbytes > limits.max_tools_bytes:
         raise too_long(path, limits.max_tools_bytes)
-    allowed = {path: "an object with name and arguments"} | descriptions(_CalledFunction, f"{path}.")
-    call = decode(_LEGACY, raw, allowed, root=path)
+    call = decode(_LEGACY, raw, _ALLOWED, root=path)
     return None if call is None else ToolCall(call_id=call_id, name=call.name, arguments=_arguments(call.arguments))
 
 
@@ -143,8 +155,7 @@ def thinking_of(raw: Raw, path: str, limits: BodyLimits) -> list[Part]:
     """The value of `thinking_blocks`: reasoning with signatures, as other gateways hand it out. Raises RequestError."""
     if memoryview(raw).nbytes > limits.max_tools_bytes:
         raise too_long(path, limits.max_tools_bytes)
-    allowed = {path: "an array of thinking blocks"} | descriptions(_Thinking, f"{path}[].")
-    blocks = decode(_THINKING, raw, allowed, root=path) or []
+    blocks = decode(_THINKING, raw, _ALLOWED, root=path) or []
     return [_thinking(block.thinking, block.signature, block.data) for block in blocks]
 
 
@@ -181,8 +192,7 @@ def _thinking(text: str | None, signature: str | None, data: str | None) -> Reas
 
 
 def _media_url(kind: str, raw: Raw, path: str) -> Media:
-    allowed = {path: "an object with a url"} | descriptions(_Url, f"{path}.")
-    found = decode(_URL, raw, allowed, root=path)
+    found = decode(_URL, raw, _ALLOWED, root=path)
     url, detail = (found, None) if isinstance(found, str) else (found.url, found.detail)
     modality: Any = _MEDIA_URLS[kind]
     place = path.rpartition(".")[0] + ".type"
@@ -193,8 +203,7 @@ def _media_url(kind: str, raw: Raw, path: str) -> Media:
 
 
 def _file(raw: Raw, path: str, place: str) -> Media:
-    allowed = {path: "an object with file_data or file_id"} | descriptions(_File, f"{path}.")
-    file = decode(_FILE, raw, allowed, root=path)
+    file = decode(_FILE, raw, _ALLOWED, root=path)
     if file.file_data is not None:
         mime, data = _inline(file.file_data)
         return Media(modality="document", data=data or file.file_data, mime=mime, filename=file.filename, path=place)
