@@ -7,7 +7,7 @@ import logging
 import msgspec
 
 from extproc.engines.base import Engine
-from extproc.ir import UNSET, ChatRequest, ErrorInfo, ErrorKind, RequestError, Sampling, Text
+from extproc.ir import UNSET, ChatRequest, ErrorInfo, ErrorKind, Part, RequestError, Sampling, Text, ToolResult
 from extproc.output.parsers import Parsers, choose_parsers
 from extproc.routing.pool import Pool, no_worker
 from extproc.tokens.model import ModelTokens
@@ -90,7 +90,13 @@ class Backend:
         longest = self.ready_tokens().longest_token_bytes
         if context is None or not longest:
             return
-        characters = sum([len(part.text) for turn in chat.turns for part in turn.parts if type(part) is Text])
+        characters = sum(
+            [
+                len(part.text) if type(part) is Text else _result_characters(part)
+                for turn in chat.turns
+                for part in turn.parts
+            ]
+        )
         if characters > context * longest:
             raise _too_long(context, f"{characters} characters, which is more than they can be")
 
@@ -114,6 +120,11 @@ class Backend:
         if top_k is not UNSET and top_k >= vocabulary:
             return msgspec.structs.replace(sampling, top_k=0)
         return sampling
+
+
+def _result_characters(part: Part) -> int:
+    """Of a tool's result: what else stands beside text may be left out by the chat template."""
+    return sum(len(inner.text) for inner in part.parts if type(inner) is Text) if type(part) is ToolResult else 0
 
 
 def _no_token(token_id: int, field: str, vocabulary: int) -> RequestError:

@@ -75,7 +75,12 @@ def plan_answer(chat: ChatRequest, backend: Backend, prompt_end: str, answer_id:
                 losses = (*losses, Loss(output.path, "the tool call that must come has another form"))
             elif forced is None and chat.parallel_tool_calls is False:
                 losses = (*losses, Loss("parallel_tool_calls", "the model decides how many tools it calls at once"))
-            elif forced is None and parsers.tool is None:
+            elif forced is None and any(tool.strict for tool in offered):
+                losses = (
+                    *losses,
+                    Loss("tools[*].strict", "arguments are bound to their schema where a call must come"),
+                )
+            if forced is None and parsers.tool is None:
                 losses = (*losses, Loss("tools", "calls are not told from the text of this model"))
             output = forced or output
     if not (backend.parsers.template_takes_tools and backend.shows_reasoning):

@@ -56,6 +56,8 @@ class Forms(Struct, frozen=True):
     takes_parts: bool = False  # content as a list of parts
     knows_developer: bool = False  # the role
     argument_objects: bool = True  # arguments of tool calls as objects; otherwise as the JSON text that clients send
+    takes_reasoning: bool = True  # of earlier turns, or leaves it out without a word
+    short_call_ids: bool = False  # ids of calls must be nine letters and digits, as Mistral's are
 
 
 def variables(conversation: Conversation, forms: Forms) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Any
 
 from extproc.ir import (
@@ -29,6 +30,7 @@ from extproc.tokens.conversation import Forms, Message, arguments_of
 
 __all__ = ["messages_of", "offered_tools", "reasoning_kwargs", "tools_of"]
 
+_SHORT_ID_CHARS = 9
 _CUSTOM_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """A tool that takes any text is a function of one string to templates."""
 
@@ -107,6 +109,8 @@ def _add(turn: Turn, forms: Forms, names: dict[str, str], messages: list[Message
                 results += 1
                 messages.append(_result(part, forms, names))
             case Reasoning():
+                if not forms.takes_reasoning:
+                    continue
                 thought.append(part.text or "\n".join(part.summary))
             case ToolCall():
                 names[part.call_id] = part.name
@@ -142,7 +146,7 @@ def _call(call: ToolCall, forms: Forms) -> dict[str, Any]:
     arguments: Any = json.dumps({"input": call.arguments}, ensure_ascii=False) if call.custom else call.arguments
     if forms.argument_objects:
         arguments = arguments_of(arguments)
-    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return {"id": _id(call.call_id, forms), "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _result(result: ToolResult, forms: Forms, names: dict[str, str]) -> Message:
@@ -150,11 +154,18 @@ def _result(result: ToolResult, forms: Forms, names: dict[str, str]) -> Message:
     if result.is_error and not _tells_error("".join(said)):
         # Templates have no field for it, and the model must know.
         said[:1] = ["Error: " + "".join(said[:1])]
-    message: Message = {"role": "tool", "content": _content(said, forms), "tool_call_id": result.call_id}
+    message: Message = {"role": "tool", "content": _content(said, forms), "tool_call_id": _id(result.call_id, forms)}
     name = result.name or names.get(result.call_id)
     if name:
         message["name"] = name
     return message
+
+
+def _id(call_id: str, forms: Forms) -> str:
+    """The call's id; another one for the same id always where it is none that the template takes."""
+    if not forms.short_call_ids or (len(call_id) == _SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum()):
+        return call_id
+    return blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:_SHORT_ID_CHARS]
 
 
 def _tells_error(text: str) -> bool:

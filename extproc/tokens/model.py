@@ -47,6 +47,7 @@ _END_CHARS = 64
 _SAMPLE = ("First question?", "An answer.", "Second question?")
 _RENDER_ERRORS = (TemplateError, InvalidTextError, TemplateBusyError, TokenizerError)
 _TEKKEN_END = "</s>"
+_TEKKEN_MARKERS = "tools [TOOL_CALLS] [THINK]"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 
 
@@ -128,8 +129,8 @@ class ModelTokens:
 
     @property
     def template_text(self) -> str:
-        """All chat templates; empty with Mistral's encoder."""
-        return "" if self._templates is None else self._templates.text
+        """All chat templates; with Mistral's encoder, the markers that its models write."""
+        return _TEKKEN_MARKERS if self._templates is None else self._templates.text
 
     @property
     def longest_token_bytes(self) -> int:
@@ -292,7 +293,7 @@ class ModelTokens:
             if name in _RESERVED_KWARGS:
                 message = f"{name!r} cannot be set through chat_template_kwargs."
                 raise _refused(message, f"chat_template_kwargs.{name}")
-        if thinking := reasoning_kwargs(request.reasoning):
+        if self._tekken is None and (thinking := reasoning_kwargs(request.reasoning)):
             kwargs = {**thinking, **kwargs}
         return Conversation(
             messages=messages_of(request.turns, forms),

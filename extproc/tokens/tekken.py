@@ -12,7 +12,8 @@ from extproc.tokens.tokenizer import InvalidTextError
 __all__ = ["TekkenPrompts"]
 
 # The encoder reads arguments as JSON text, takes content in both forms, and makes a system message of a developer's.
-_FORMS = Forms(takes_parts=True, argument_objects=False)
+# Only its newest versions take reasoning, and all others refuse it.
+_FORMS = Forms(takes_parts=True, argument_objects=False, takes_reasoning=False, short_call_ids=True)
 
 
 class TekkenPrompts:

@@ -154,5 +154,6 @@ def test_what_the_model_cannot_do_is_listed() -> None:
     assert fields_lost(chat(reasoning=ReasoningRequest(effort="high")), THINKER) == []
     assert fields_lost(chat(tools=(NOW,), parallel_tool_calls=False), HERMES) == ["parallel_tool_calls"]
     assert fields_lost(chat(tools=(NOW,)), "{{ tools }}") == ["tools"]
+    assert fields_lost(chat(tools=(ToolDef(name="f", strict=True),)), HERMES) == ["tools[*].strict"]
     both = chat(tools=(NOW,), tool_choice=ToolChoice("required"), output=OutputFormat(kind="json_object"))
     assert fields_lost(both, HERMES) == ["response_format"]

@@ -54,6 +54,23 @@ def test_arguments_that_are_no_object_stay_text(arguments: str, value: object) -
     assert message["tool_calls"][0]["function"]["arguments"] == value
 
 
+def test_ids_that_a_template_refuses_become_others_that_still_pair() -> None:
+    calls = (
+        ToolCall(call_id="call_1", name="f", arguments="{}"),
+        ToolCall(call_id="abcde1234", name="f", arguments=""),
+    )
+    turns = [
+        Turn("assistant", (Reasoning("hm"), *calls)),
+        Turn("tool", (ToolResult(call_id="call_1", parts=(Text("x"),)), ToolResult(call_id="abcde1234", parts=()))),
+    ]
+    answer, first, second = messages_of(turns, Forms(short_call_ids=True, takes_reasoning=False))
+    ids = [call["id"] for call in answer["tool_calls"]]
+    assert [first["tool_call_id"], second["tool_call_id"]] == ids
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert ids[1] == "abcde1234"
+    assert "reasoning_content" not in answer
+
+
 def test_the_input_of_a_custom_tool_is_its_one_argument() -> None:
     turn = Turn("assistant", (ToolCall(call_id="c", name="f", arguments='ls "a"', custom=True),))
     (message,) = messages_of([turn], OBJECTS)
