@@ -84,6 +84,11 @@ class Discover(Section):
     dns: DnsWorkers | None = Field(default=None, description="Workers that are the addresses of a name.")
     kubernetes: KubernetesWorkers | None = Field(default=None, description="Workers that are pods with a label.")
 
+    @property
+    def any(self) -> bool:
+        """Whether there is a source."""
+        return self.file is not None or self.dns is not None or self.kubernetes is not None
+
 
 class HttpHealth(Section):
     """A health check over HTTP in place of the engine protocol's own."""

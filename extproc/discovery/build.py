@@ -14,19 +14,42 @@ from extproc.discovery.kubernetes_source import KubernetesSource
 from extproc.discovery.roster import Roster, Running, Source
 
 
-def build_discovery(config: Config, publish: Callable[[Roster], None], running: Running) -> Discovery:
-    """`config`: with its names looked up. Sources of a pool come in the order in which they are believed."""
-    directory = Path(config.envoy.directory)
+class _EndpointFiles:
+    """Envoy's files, compared by what the system says of them: rendering thousands of workers takes its time."""
 
-    def write(pool: str, addresses: Sequence[str]) -> bool:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._written: dict[str, tuple[Sequence[str], tuple[int, int]]] = {}
+
+    def write(self, pool: str, addresses: Sequence[str]) -> bool:
+        """Whether Envoy has something new to notice. Raises OSError."""
         # Not at the top: it loads all of Envoy's typed messages, which only this needs.
         from extproc.envoyconfig.files import endpoints_file, write_endpoints
 
+        file = self._directory / endpoints_file(pool)
+        before = _stamp(file)
+        if before is not None and self._written.get(pool) == (addresses, before):
+            return False
+        changed = write_endpoints(self._directory, pool, [parse_listen(each) for each in addresses])
+        after = _stamp(file)
+        if after is not None:
+            self._written[pool] = (addresses, after)
         # Envoy waits for a file that is not there, so there is nothing that it could still be using.
-        existed = (directory / endpoints_file(pool)).exists()
-        return write_endpoints(directory, pool, [parse_listen(each) for each in addresses]) and existed
+        return changed and before is not None
 
-    return Discovery(config, publish, running, make_sources, write)
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns, status.st_ino
+
+
+def build_discovery(config: Config, publish: Callable[[Roster], None], running: Running) -> Discovery:
+    """`config`: with its names looked up. Sources of a pool come in the order in which they are believed."""
+    files = _EndpointFiles(Path(config.envoy.directory))
+    return Discovery(config, publish, running, make_sources, files.write)
 
 
 def make_sources(pool: Pool) -> Mapping[str, Source]:

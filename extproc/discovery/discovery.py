@@ -39,6 +39,9 @@ _LEAST_DRAIN_S = 1.0
 
 _DRAIN_CHECK_S = 0.5
 
+_FILE_CHECK_S = 2.0
+"""How long somebody else's change to Envoy's files may last."""
+
 
 class _Saved(Struct):
     """The file: what sources said last and whom the operator drains, by pool."""
@@ -206,7 +209,7 @@ class Discovery:
         while True:
             going = any(self._going.values())
             try:
-                async with asyncio.timeout(_DRAIN_CHECK_S if going else None):
+                async with asyncio.timeout(_DRAIN_CHECK_S if going else _FILE_CHECK_S):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -261,7 +264,9 @@ class Discovery:
                 for each in found:
                     owner = owners.setdefault(each.address, pool)
                     if owner != pool:
-                        _log.error("the worker %s of %s is in the pool %s already", each.address, source, owner)
+                        if self._problems.get(f"{pool}/{each.address}") != owner:
+                            self._problems[f"{pool}/{each.address}"] = owner
+                            _log.error("the worker %s of %s is in the pool %s already", each.address, source, owner)
                         continue
                     if each.address in entries:
                         continue

@@ -44,6 +44,8 @@ class EnvoyFiles:
     """Contents by file name, relative to the folder, in the order in which they must be written."""
 
     contents: Mapping[str, str]
+    kept: frozenset[str] = frozenset()
+    """Names of files that stay as they are if they exist: endpoints that the processor finds, and knows better."""
 
 
 def build(config: Config, processor_addresses: Sequence[Address] | None = None) -> EnvoyFiles:
@@ -59,7 +61,8 @@ def build(config: Config, processor_addresses: Sequence[Address] | None = None) 
         secrets = build_secrets(config.listen.processor_tls)
         contents |= {_secret_file(name): _render(_resources([secret])) for name, secret in secrets.items()}
     contents[BOOTSTRAP] = _render(_bootstrap(config, [_reachable(socket) for socket in sockets]))
-    return EnvoyFiles(contents)
+    found = frozenset(endpoints_file(pool.name) for pool in config.pools if pool.discover.any)
+    return EnvoyFiles(contents, found)
 
 
 def write(files: EnvoyFiles, directory: Path) -> list[Path]:
@@ -67,7 +70,11 @@ def write(files: EnvoyFiles, directory: Path) -> list[Path]:
 
     A file whose content is the same is not touched. Returns what was written. Raises OSError.
     """
-    written = [directory / name for name, content in files.contents.items() if _replace(directory / name, content)]
+    written = [
+        directory / name
+        for name, content in files.contents.items()
+        if not (name in files.kept and (directory / name).exists()) and _replace(directory / name, content)
+    ]
     for left in (directory / ENDPOINTS).glob("*.yaml"):
         if f"{ENDPOINTS}/{left.name}" not in files.contents:
             left.unlink(missing_ok=True)

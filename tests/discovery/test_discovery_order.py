@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from discovery_helpers import Place, found
 
+from extproc.discovery.build import build_discovery
 from extproc.discovery.discovery import ENVOY_NOTICES_S, ChangeError
 from extproc.discovery.roster import Found
 
@@ -171,3 +173,18 @@ async def test_a_folder_that_cannot_be_written_is_tried_again(tmp_path: Path) ->
     place.source.tell(found(B))
     await place.until(("published", {A: "in", B: "in"}))
     await place.discovery.stop()
+
+
+async def test_what_others_do_to_envoys_files_does_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extproc.discovery.discovery._FILE_CHECK_S", 0.05)
+    place = Place(tmp_path, A)
+    discovery = build_discovery(place.config, place._publish, place._running)
+    await discovery.start()
+    file = tmp_path / "xds" / "eds" / "main.yaml"
+    before = file.read_text()
+    for harm in (file.unlink, lambda: file.write_text("{}")):
+        harm()
+        async with asyncio.timeout(5):
+            while not file.exists() or file.read_text() != before:  # noqa: ASYNC110 - nothing announces it
+                await asyncio.sleep(0.01)
+    await discovery.stop()
