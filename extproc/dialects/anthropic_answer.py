@@ -13,8 +13,8 @@ import msgspec
 from msgspec import UNSET
 
 from extproc.dialects.anthropic_errors import JSON_TYPE, error_body
-from extproc.dialects.anthropic_signature import OWN, of_hidden_text, of_opaque
 from extproc.dialects.base import AnswerIdentity
+from extproc.dialects.opaque_blobs import OWN, write_opaque, write_text
 from extproc.ir import (
     ChatRequest,
     ErrorInfo,
@@ -167,7 +167,7 @@ class MessageStream:
     def _blob(self, opaque: Opaque, pieces: list[bytes]) -> None:
         """A thinking block ends with its signature; what belongs to another block follows in a block of its own."""
         if self._open in ("thinking", "summary") and not self._hidden:
-            self._close(pieces, of_opaque(opaque))
+            self._close(pieces, write_opaque(opaque, "anthropic"))
         else:
             self._begin("redacted", _json(_redacted(opaque)), b"", pieces)
 
@@ -183,7 +183,7 @@ class MessageStream:
             return
         if self._open in ("thinking", "summary"):
             if self._hidden:
-                signature = of_hidden_text("".join(self._hidden))
+                signature = write_text("".join(self._hidden))
                 self._hidden.clear()
             pieces += (_DELTA_HEAD % (self._index, _SIGNATURE), _json(signature), _DELTA_TAIL)
         self._open = ""
@@ -253,12 +253,12 @@ class MessageWhole:
             self._blocks.append({"type": "text", "text": text})
             return
         if self._request.reasoning.visibility == "omitted":
-            text, signature = "", of_hidden_text(text)
+            text, signature = "", write_text(text)
         self._blocks.append({"type": "thinking", "thinking": text, "signature": signature})
 
     def _blob(self, opaque: Opaque) -> None:
         if self._open in ("thinking", "summary") and self._request.reasoning.visibility != "omitted":
-            self._close(of_opaque(opaque))
+            self._close(write_opaque(opaque, "anthropic"))
         else:
             self._close()
             self._blocks.append(_redacted(opaque))
@@ -282,7 +282,7 @@ def _tool_use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, A
 
 
 def _redacted(opaque: Opaque) -> dict[str, Any]:
-    return {"type": "redacted_thinking", "data": of_opaque(opaque)}
+    return {"type": "redacted_thinking", "data": write_opaque(opaque, "anthropic")}
 
 
 def _input(arguments: str) -> dict[str, Any]:

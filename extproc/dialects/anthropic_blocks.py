@@ -9,10 +9,10 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from extproc.dialects.anthropic_answer import INVALID_JSON
 from extproc.dialects.anthropic_fields import BLOCK_RULES, REDACTED_LOSS
-from extproc.dialects.anthropic_signature import BadSignatureError, redacted_of, thinking_of
 from extproc.dialects.json_body import BodyLimits, decode, invalid
-from extproc.dialects.openai_chat_messages import Losses, judge
-from extproc.ir import Media, Part, Reasoning, RequestError, Text, ToolCall, ToolResult
+from extproc.dialects.opaque_blobs import BadBlobError, read_blob
+from extproc.dialects.openai_chat_fields import Losses, judge
+from extproc.ir import Media, Opaque, Part, Reasoning, RequestError, Text, ToolCall, ToolResult
 
 _Anything: TypeAlias = Annotated[Raw | UnsetType, "another value"]
 _Optional: TypeAlias = Annotated[str | None, "a string"]
@@ -178,18 +178,19 @@ class BlockReader:
         if role != "assistant":
             raise _misplaced(_type_of(block), "assistant", path)
         if isinstance(block, ThinkingBlock):
-            field = "signature"
+            text, field, data = block.thinking, "signature", block.signature
         else:
-            field = "data"
+            text, field, data = "", "data", block.data
             self._losses["messages[*].content[*].redacted_thinking"] = REDACTED_LOSS
         try:
-            if isinstance(block, ThinkingBlock):
-                return thinking_of(block.thinking, block.signature)
-            return redacted_of(block.data)
-        except BadSignatureError:
+            found = read_blob(data, "anthropic", "redacted" if field == "data" else "signature")
+        except BadBlobError:
             raise invalid(
                 f"Invalid `{field}` in a thinking block: send it back exactly as it came.", f"{path}.{field}"
             ) from None
+        if isinstance(found, Opaque):
+            return Reasoning(text, opaque=(found,))
+        return Reasoning(text if found is None else found)
 
     def _arguments(self, block: ToolUseBlock, path: str) -> str:
         """The text of the object as it stands."""

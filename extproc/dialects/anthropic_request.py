@@ -28,13 +28,15 @@ from extproc.dialects.base import Inbound
 from extproc.dialects.json_body import (
     BodyLimits,
     check_strings,
+    check_weight,
     decode,
     descriptions,
     free_object,
     invalid,
     unsupported,
 )
-from extproc.dialects.openai_chat_messages import Losses, judge, listed
+from extproc.dialects.openai_chat_fields import Losses, judge
+from extproc.dialects.openai_chat_messages import listed
 from extproc.ir import (
     ChatRequest,
     OutputFormat,
@@ -49,7 +51,6 @@ from extproc.ir import (
 
 _UINT31 = 2**31 - 1
 _MOST_STOPS = 64
-_MOST_TOOLS = 4096
 _LEAST_BUDGET = 1024
 _ATTRIBUTION = "x-anthropic-billing-header:"
 
@@ -138,7 +139,7 @@ class _Body(Struct, forbid_unknown_fields=True):
     output_config: Annotated[_OutputConfig | None, "an object"] = None
     output_format: Annotated[_Format | None, "an object"] = None  # its name in an earlier beta
     tool_choice: Annotated[_ToolChoice | None, "an object"] = None
-    tools: Annotated[Annotated[list[Raw], Meta(max_length=_MOST_TOOLS)] | None, "an array of tools"] = None
+    tools: Annotated[Raw | UnsetType, "an array of tools"] = UNSET
     # Below: what no engine gets, kept as text until it is judged.
     cache_control: _Anything = UNSET
     service_tier: _Anything = UNSET
@@ -166,8 +167,9 @@ _ALLOWED: Mapping[str, str] = descriptions(_Body) | {
     "messages[].content[].content[].source": "an object, or the string that a search result has there",
     "system[].type": "'text'",
 }
-_TOOL_ALLOWED = {f"tools[].{path}": text for path, text in descriptions(_Tool).items()} | {"tools[]": "an object"}
+_TOOL_ALLOWED = {"tools": "an array of tools", "tools[]": "an object", **descriptions(_Tool, "tools[].")}
 _BODY = msgspec.json.Decoder(_Body)
+_TOOLS: msgspec.json.Decoder[list[Raw] | None] = msgspec.json.Decoder(list[Raw] | None)
 _TOOL = msgspec.json.Decoder(_Tool)
 _ANY_TOOL = msgspec.json.Decoder(_AnyTool)
 _SAME_NAME = ("temperature", "top_p", "top_k", "max_tokens")
@@ -211,7 +213,7 @@ def parse_messages(inbound: Inbound, body: bytes, limits: BodyLimits, *, countin
     if user is not None:
         losses["metadata.user_id"] = USER_LOSS
     choice = asked.tool_choice
-    tools = _tools(asked.tools, losses, limits) if asked.tools else ()
+    tools = () if asked.tools is UNSET else _tools(asked.tools, losses, limits)
     return ChatRequest(
         model=asked.model,
         turns=turns,
@@ -341,7 +343,11 @@ def _choice(choice: _ToolChoice) -> ToolChoice:
     return ToolChoice(choice.type)
 
 
-def _tools(raws: list[Raw], losses: Losses, limits: BodyLimits) -> tuple[ToolDef, ...]:
+def _tools(raw_tools: Raw, losses: Losses, limits: BodyLimits) -> tuple[ToolDef, ...]:
+    check_weight(raw_tools, "tools", limits.max_tools_bytes, limits.max_tools_containers)
+    raws = decode(_TOOLS, raw_tools, _TOOL_ALLOWED, root="tools") or []
+    if len(raws) > limits.max_tools:
+        raise invalid(f"Too many tools: at most {limits.max_tools} are allowed.", "tools", "array_above_max_length")
     tools: list[ToolDef] = []
     for index, raw in enumerate(raws):
         path = f"tools[{index}]"
