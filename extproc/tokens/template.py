@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from time import perf_counter
 from typing import Any, Literal
 
 import minijinja
@@ -28,6 +29,10 @@ class FastEngineError(TemplateError):
     """minijinja failed, which does not say that jinja2 would."""
 
 
+class _LateError(Exception):
+    pass
+
+
 class OutputError(TemplateError):
     """The template wrote more than it may."""
 
@@ -45,14 +50,19 @@ class ChatTemplate:
         *,
         max_characters: int = 1 << 28,
         fuel: int | None = None,
+        max_s: float | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`fuel`: minijinja's steps for one rendering. Raises TokenizerError where the text is not a template."""
+        """`fuel`: minijinja's steps for one rendering. `max_s`: after which none of our functions is called any more,
+        which its steps do not count; with it, not to be shared between threads.
+
+        Raises TokenizerError where the text is not a template.
+        """
         self._special_tokens = dict(special_tokens)
         if engine == "jinja2":
             self._render = _jinja_renderer(text, max_characters, now)
         else:
-            self._render = _fast_renderer(text, max_characters, fuel, now)
+            self._render = _fast_renderer(text, max_characters, fuel, max_s, now)
 
     def render(self, conversation: Conversation, forms: Forms = Forms()) -> str:  # noqa: B008 - immutable
         """The prompt's text. Raises TemplateError."""
@@ -104,9 +114,15 @@ def _joined(pieces: Iterable[str], max_characters: int) -> str:
 
 
 def _fast_renderer(
-    text: str, max_characters: int, fuel: int | None, now: Callable[[], datetime]
+    text: str, max_characters: int, fuel: int | None, max_s: float | None, now: Callable[[], datetime]
 ) -> Callable[[dict[str, Any]], str]:
-    environment = fast_environment(now)
+    deadline = float("inf")
+
+    def check() -> None:
+        if perf_counter() > deadline:
+            raise _LateError("it took too long")
+
+    environment = fast_environment(now, None if max_s is None else check)
     if fuel is not None:
         environment.fuel = fuel
     try:
@@ -116,6 +132,9 @@ def _fast_renderer(
     render_template = environment.render_template
 
     def render(values: dict[str, Any]) -> str:
+        nonlocal deadline
+        if max_s is not None:
+            deadline = perf_counter() + max_s
         try:
             rendered = render_template(_NAME, **values)
         except RefusalError as error:

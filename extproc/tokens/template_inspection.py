@@ -11,10 +11,12 @@ from time import perf_counter
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.tokens.conversation import Conversation, Forms, TemplateError, variables
 from extproc.tokens.source import TokenizerError
 from extproc.tokens.template import ChatTemplate
+from extproc.tokens.template_growth import find_growth
 from extproc.tokens.template_probes import long_conversation, probe_conversations
 
 __all__ = ["Costs", "Profile", "inspect_template"]
@@ -24,6 +26,7 @@ _KEY, _VALUE = "qzKeyqz", "qzValueqz"
 _SIZES = (1, 41, 161)  # messages
 _LONG = 200_000  # characters
 _MOST_REFUSED_ALONE = 4  # probes rendered for each that minijinja alone refuses
+_NINE = ("length != 9", "length == 9", "length 9")  # of templates that check the ids of calls
 
 
 class Costs(Struct, frozen=True):
@@ -52,19 +55,21 @@ class Profile(Struct, frozen=True):
     difference: str | None = "it is not inspected"  # why minijinja must not render it; None where both agree
     refuses_alike: bool = False  # minijinja also refuses just what jinja2 refuses
     costs: Costs | None = None  # with minijinja; None where it does not serve, or could not be measured
+    growth: str | None = None  # why minijinja must render it in a child only; None where nothing can grow
 
 
 def inspect_template(text: str, special_tokens: Mapping[str, Any]) -> Profile:
     """Everything about one template. Takes about 0.1 to 0.3 s. Raises TokenizerError where the text is no template."""
     moment = datetime(2026, 7, 4, 12, 30, 45)
     reference = ChatTemplate(text, special_tokens, "jinja2", now=lambda: moment)
-    forms = _find_forms(reference, "developer" in text)
+    forms = replace(_find_forms(reference, "developer" in text), short_call_ids=any(sign in text for sign in _NINE))
     try:
         fast = ChatTemplate(text, special_tokens, "minijinja", now=lambda: moment)
     except TokenizerError as error:
         return Profile(forms, str(error))
     difference, refused_alone = _compare(reference, fast, forms)
-    return Profile(forms, difference, not refused_alone, None if difference else _measure(fast, forms))
+    costs = None if difference else _measure(fast, forms)
+    return Profile(forms, difference, not refused_alone, costs, find_growth(text))
 
 
 def _find_forms(template: ChatTemplate, knows_developer: bool) -> Forms:

@@ -29,6 +29,7 @@ from extproc.tokens.tokenizer import InvalidTextError
 __all__ = ["ChatTemplates", "RenderLimits", "TemplateBusyError"]
 
 _INLINE_BUDGET_S = 0.002
+_INLINE_LIMIT_S = 0.01  # after which no filter or test of ours is run any more
 _INLINE_FUEL = 250_000  # steps of minijinja, of 40 to 200 ns: what the estimate missed leaves the loop soon
 _log = logging.getLogger(__name__)
 
@@ -64,13 +65,19 @@ class ChatTemplates:
         try:
             for name, text in templates.items():
                 profile = profiles[name] = await processes.inspect(name)
-                if profile.difference is None and profile.costs is not None:
+                if profile.difference is None and profile.costs is not None and profile.growth is None:
                     inline[name] = ChatTemplate(
-                        text, special_tokens, "minijinja", max_characters=limits.max_characters, fuel=_INLINE_FUEL
+                        text,
+                        special_tokens,
+                        "minijinja",
+                        max_characters=limits.max_characters,
+                        fuel=_INLINE_FUEL,
+                        max_s=_INLINE_LIMIT_S,
                     )
                 engine = _engine(profile)
                 why = profile.difference or "the same text as jinja2's of all probes"
-                _log.info("the chat template %r is rendered with %s: %s", name, engine, why)
+                where = f", in a child process, as it has {profile.growth}" if profile.growth else ""
+                _log.info("the chat template %r is rendered with %s%s: %s", name, engine, where, why)
             if len(inline) == len(templates):
                 await processes.rest()
         except BaseException:
