@@ -70,8 +70,8 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
     max_option_bytes: int = 262_144  # JSON text of one field of free form, such as `logit_bias`
     max_option_containers: int = 4096  # objects and arrays in one field of free form
     max_tools: int = 1024
-    max_tools_bytes: int = 4 << 20  # JSON text of all tools together
-    max_tools_containers: int = 65_536
+    max_tools_bytes: int = 1 << 20  # JSON text of all tools together, which takes about 10 ms
+    max_tools_containers: int = 32_768
 
     @property
     def max_strings(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -31,6 +31,7 @@ from extproc.tokens.conversation import Forms, Message, arguments_of
 __all__ = ["messages_of", "offered_tools", "reasoning_kwargs", "tools_of"]
 
 _SHORT_ID_CHARS = 9
+_NEAREST_EFFORT: Mapping[str, str] = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 _CUSTOM_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """A tool that takes any text is a function of one string to templates."""
 
@@ -81,16 +82,18 @@ def offered_tools(request: ChatRequest) -> tuple[ToolDef, ...]:
     return tuple(tool for tool in request.tools if tool.name in choice.names)
 
 
-def reasoning_kwargs(reasoning: ReasoningRequest) -> dict[str, Any]:
+def reasoning_kwargs(reasoning: ReasoningRequest, template: str) -> dict[str, Any]:
     """How templates call the wish to think: Qwen and GLM `enable_thinking`, DeepSeek `thinking`, gpt-oss the effort."""
     kwargs: dict[str, Any] = {}
     wanted = reasoning.wanted
     if wanted is not None:
         kwargs["enable_thinking"] = kwargs["thinking"] = wanted
-    effort = reasoning.effort
-    if effort is not UNSET:
-        # No template knows how to think not at all by effort.
-        kwargs["reasoning_effort"] = "low" if effort in ("none", "minimal") else effort
+    if reasoning.effort is not UNSET:
+        effort: str = reasoning.effort
+        # Templates write the word as it is, and models know few.
+        if f"'{effort}'" not in template and f'"{effort}"' not in template:
+            effort = _NEAREST_EFFORT.get(effort, effort)
+        kwargs["reasoning_effort"] = effort
     return kwargs
 
 

@@ -293,7 +293,7 @@ class ModelTokens:
             if name in _RESERVED_KWARGS:
                 message = f"{name!r} cannot be set through chat_template_kwargs."
                 raise _refused(message, f"chat_template_kwargs.{name}")
-        if self._tekken is None and (thinking := reasoning_kwargs(request.reasoning)):
+        if self._templates is not None and (thinking := reasoning_kwargs(request.reasoning, self._templates.text)):
             kwargs = {**thinking, **kwargs}
         return Conversation(
             messages=messages_of(request.turns, forms),

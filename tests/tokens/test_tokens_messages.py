@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from extproc.ir import (
@@ -154,9 +156,13 @@ def test_only_tools_that_may_be_called_are_offered() -> None:
 
 
 def test_the_wish_to_reason_has_the_names_that_templates_know() -> None:
-    assert reasoning_kwargs(ReasoningRequest()) == {}
-    assert reasoning_kwargs(ReasoningRequest(enabled=True)) == {"enable_thinking": True, "thinking": True}
-    off = {"enable_thinking": False, "thinking": False, "reasoning_effort": "low"}
-    assert reasoning_kwargs(ReasoningRequest(effort="none")) == off
-    assert reasoning_kwargs(ReasoningRequest(effort="high"))["reasoning_effort"] == "high"
-    assert reasoning_kwargs(ReasoningRequest(budget_tokens=0))["enable_thinking"] is False
+    def kwargs(template: str = "", **wish: Any) -> dict[str, Any]:
+        return reasoning_kwargs(ReasoningRequest(**wish), template)
+
+    assert kwargs() == {}
+    assert kwargs(enabled=True) == {"enable_thinking": True, "thinking": True}
+    assert kwargs(effort="none") == {"enable_thinking": False, "thinking": False, "reasoning_effort": "low"}
+    assert kwargs(effort="high")["reasoning_effort"] == "high"
+    assert kwargs(effort="max")["reasoning_effort"] == "high"
+    assert kwargs("{% if reasoning_effort == 'max' %}", effort="max")["reasoning_effort"] == "max"
+    assert kwargs(budget_tokens=0)["enable_thinking"] is False
