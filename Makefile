@@ -8,6 +8,7 @@
 #   make bench                   CPU per request and token, beside SMG; about ten minutes; --rows, --runs in ARGS
 #   make bench-tokens            CPU per request by kind of prompt, beside SMG; about twenty minutes
 #   make bench-routing           time to first token of real traffic, beside SMG; TRACE=FILE; about fifteen minutes
+#   make bench-index             the prefix index: time, memory, the loop's longest turn; a minute or two
 #   make bench-transport         benchmarks/bench_transport.py; so with every other benchmark there
 #   make clean                   remove .venv and what tools left behind
 #
@@ -64,6 +65,10 @@ $(SMG)/made: | $(BIN)/made-for-use
 	@$(BIN)/python -m venv --clear $(SMG)
 	@$(SMG)/bin/pip install --quiet --disable-pip-version-check smg==$(SMG_VERSION)
 	@touch $@
+
+bench-index: $(BIN)/made-for-tests $(SMG)/made
+	@exec $(BIN)/python -I -S extproc/cli/tether.py exec $$PPID --signal TERM \
+		$(BIN)/python -m benchmarks.bench_index --smg $(SMG)/bin/smg $(ARGS)
 
 bench-%: $(BIN)/made-for-tests
 	$(BIN)/python benchmarks/bench_$(subst -,_,$*).py $(ARGS)

@@ -1,8 +1,8 @@
 """What the prefix index costs: time for a prompt, memory for a block, the longest turn of the loop.
 
-Run: python benchmarks/bench_index.py [--json FILE]
-Rows are measured each in a process of its own, so that memory is what the row needs. Times of turns are wall time of
-the event loop's callbacks, with CPU time of its thread beside them, which other work on the machine does not lengthen.
+Run: python -m benchmarks.bench_index [--json FILE] [--smg .venvs/smg-1.13.0/bin/smg]
+Rows are measured each in a process of its own, so that memory is what the row needs. Times are CPU time of the thread,
+which other work on the machine lengthens little; wall time is beside them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.index_smg import bytes_per_million_tokens
 from extproc.routing import blocks
-from extproc.routing.index import PrefixIndex, Slot, Sweeper
+from extproc.routing.index import Match, PrefixIndex, Slot, Sweeper
 from extproc.token_ids import TokenIds
 
 BLOCK_TOKENS = 16
@@ -33,6 +34,7 @@ LONG_TOKENS = 240_000
 USUAL_TOKENS = 12_000
 FULL = 5_000_000  # blocks
 MIB = 1 << 20
+PER_TOKENS = "memory-million-tokens"
 
 Row = dict[str, Any]
 
@@ -76,11 +78,23 @@ def fill(index: PrefixIndex, slots: list[Slot], count: int) -> None:
         pass
 
 
-def timed(call: Callable[[], object]) -> float:
-    """Milliseconds of wall time."""
-    began = time.perf_counter()
-    call()
-    return (time.perf_counter() - began) * 1e3
+class Times:
+    """Of calls, in milliseconds: CPU of the thread, and wall."""
+
+    def __init__(self) -> None:
+        self.cpu: list[float] = []
+        self.wall: list[float] = []
+
+    def run(self, call: Callable[[], object]) -> None:
+        """One more."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        call()
+        self.cpu.append((time.thread_time() - cpu) * 1e3)
+        self.wall.append((time.perf_counter() - wall) * 1e3)
+
+    def row(self, name: str, bar: float | None = None) -> Row:
+        """Their medians, and the longest."""
+        return row(name, "ms", median(self.cpu), bar, longest=max(self.cpu), wall=median(self.wall))
 
 
 def prompts() -> Iterator[Row]:
@@ -100,24 +114,24 @@ def prompts() -> Iterator[Row]:
             known[tokens].append(ids)
     fill(index, slots, FULL)
     for tokens, name, bar in ((LONG_TOKENS, "240k", 4.0), (USUAL_TOKENS, "12k", None)):
-        hashing, both = [], []
+        hashing, both = Times(), Times()
         for ids in known[tokens]:
-            hashing.append(timed(partial(blocks.chain, ids, root, BLOCK_TOKENS)))
-            found: list[int] = []
-
-            def look(ids: TokenIds = ids, found: list[int] = found) -> None:
-                match = index.match(blocks.chain(ids, root, BLOCK_TOKENS), slots)
-                found += len(match.precise), len(match.guess)
-
-            both.append(timed(look))
-            assert found == [WORKERS, WORKERS]
-        yield row(f"hash-{name}", "ms", median(hashing))
-        yield row(f"hash-match-{name}", "ms", median(both), bar, longest=max(both))
-    unknown = [new_ids(LONG_TOKENS, chance) for _ in range(10)]
-    times = [timed(lambda: index.match(blocks.chain(ids, root, BLOCK_TOKENS), slots)) for ids in unknown]  # noqa: B023
-    yield row("hash-match-240k-unknown", "ms", median(times), longest=max(times))
-    chains = [new_chain(USUAL_TOKENS // BLOCK_TOKENS) for _ in range(100)]
-    yield row("add-12k", "ms", median([timed(partial(index.add, slots[0], one)) for one in chains]))
+            hashing.run(partial(blocks.chain, ids, root, BLOCK_TOKENS))
+        for ids in known[tokens]:
+            found: list[Match] = []
+            both.run(lambda: found.append(index.match(blocks.chain(ids, root, BLOCK_TOKENS), slots)))  # noqa: B023
+            assert len(found[0].precise) == len(found[0].guess) == WORKERS
+        yield hashing.row(f"hash-{name}")
+        yield both.row(f"hash-match-{name}", bar)
+    unknown = Times()
+    for _ in range(10):
+        ids = new_ids(LONG_TOKENS, chance)
+        unknown.run(lambda: index.match(blocks.chain(ids, root, BLOCK_TOKENS), slots))  # noqa: B023
+    yield unknown.row("hash-match-240k-unknown")
+    adding = Times()
+    for _ in range(100):
+        adding.run(partial(index.add, slots[0], new_chain(USUAL_TOKENS // BLOCK_TOKENS)))
+    yield adding.row("add-12k")
 
 
 def memory() -> Iterator[Row]:
@@ -129,27 +143,13 @@ def memory() -> Iterator[Row]:
     used = resident_bytes() - before
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     yield row("memory-5m-blocks", "MiB", used / MIB, 1024, most=most / MIB, blocks=index.blocks)
-    yield row("memory-million-tokens", "MiB", used / MIB / (index.blocks * BLOCK_TOKENS / 1e6))
-
-
-class Turns:
-    """The longest turns of a loop whose every callback goes through `run`."""
-
-    def __init__(self) -> None:
-        self.wall_ms = self.cpu_ms = 0.0
-
-    def run(self, call: Callable[[], object]) -> None:
-        """One turn."""
-        wall, cpu = time.perf_counter(), time.thread_time()
-        call()
-        self.cpu_ms = max(self.cpu_ms, (time.thread_time() - cpu) * 1e3)
-        self.wall_ms = max(self.wall_ms, (time.perf_counter() - wall) * 1e3)
+    yield row(PER_TOKENS, "MiB", used / MIB / (index.blocks * BLOCK_TOKENS / 1e6))
 
 
 class _Timed(PrefixIndex):
     """Its sweeps are turns, too."""
 
-    turns: Turns
+    turns: Times
 
     def sweep(self, budget_s: float = 0.001) -> bool:
         more: list[bool] = []
@@ -157,7 +157,7 @@ class _Timed(PrefixIndex):
         return more[0]
 
 
-async def _grow(index: PrefixIndex, slots: list[Slot], turns: Turns, count: int) -> None:
+async def _grow(index: PrefixIndex, slots: list[Slot], turns: Times, count: int) -> None:
     """Prompts in turns of their own, one in twenty with 240,000 tokens, their blocks as a guess and by events."""
     number = 0
     while index.blocks < count:
@@ -180,7 +180,7 @@ async def _turns() -> list[Row]:
     sweeper = Sweeper(asyncio.get_running_loop())
     index = _Timed(sweeper._wake)
     sweeper._indexes.append(index)
-    growing = index.turns = Turns()
+    growing = index.turns = Times()
     slots = open_slots(index)
     slots[0].kv_blocks = 1000  # turns its ring all the time
     await _grow(index, slots, growing, FULL)
@@ -189,7 +189,7 @@ async def _turns() -> list[Row]:
         index.stored(large, new_chain(10_000))
     while index.sweep():
         pass
-    clearing = index.turns = Turns()
+    clearing = index.turns = Times()
     clearing.run(lambda: index.clear(large))
     began = time.perf_counter()
     seconds = 0.0
@@ -198,8 +198,8 @@ async def _turns() -> list[Row]:
         seconds = time.perf_counter() - began
     sweeper.close()
     return [
-        row("longest-turn-growing", "ms", growing.cpu_ms, 5.0, wall=growing.wall_ms),
-        row("longest-turn-clearing", "ms", clearing.cpu_ms, 5.0, wall=clearing.wall_ms, swept_after_s=seconds),
+        row("longest-turn-growing", "ms", max(growing.cpu), 5.0, wall=max(growing.wall)),
+        row("longest-turn-clearing", "ms", max(clearing.cpu), 5.0, wall=max(clearing.wall), swept_after_s=seconds),
     ]
 
 
@@ -225,9 +225,17 @@ def events() -> Iterator[Row]:
 PARTS = {"prompts": prompts, "memory": memory, "turns": turns, "events": events}
 
 
+def show(one: Row) -> None:
+    """A line for people."""
+    more = ", ".join(f"{key} {value:.2f}" for key, value in one.items() if key not in row("", "", 0.0))
+    bar = "" if one["bar"] is None else f"bar {one['bar']:g}: {'met' if one['met'] else 'MISSED'}"
+    print(f"{one['name']:<26}{one['ours']:>9.2f} {one['unit']:<4} {bar:<16} {more}".rstrip(), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--json", type=Path, default=Path("build/bench-index.json"))
+    parser.add_argument("--smg", type=Path, default=Path(".venvs/smg-1.13.0/bin/smg"), help="left out if not there")
     parser.add_argument("--part", choices=PARTS, help="only this one, in this process, as JSON on the output")
     arguments = parser.parse_args()
     if arguments.part:
@@ -235,13 +243,13 @@ def main() -> None:
         return
     rows: list[Row] = []
     for part in PARTS:
-        command = [sys.executable, __file__, "--part", part]
+        command = [sys.executable, "-m", "benchmarks.bench_index", "--part", part]
         for one in json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout):
+            if one["name"] == PER_TOKENS and arguments.smg.exists():
+                one["smg"] = asyncio.run(bytes_per_million_tokens(arguments.smg)) / MIB
+                one["ratio_smg"] = one["ours"] / one["smg"]
             rows.append(one)
-            known = ("name", "unit", "ours", "bar", "met")
-            more = ", ".join(f"{key} {value:.2f}" for key, value in one.items() if key not in known)
-            bar = "" if one["bar"] is None else f"bar {one['bar']:g}: {'met' if one['met'] else 'MISSED'}"
-            print(f"{one['name']:<26}{one['ours']:>9.2f} {one['unit']:<4} {bar:<16} {more}".rstrip(), flush=True)
+            show(one)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
 
