@@ -73,6 +73,16 @@ _TOKENS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+CALL_MARKERS: Mapping[str, str] = {
+    "hermes": "<tool_call>",
+    "qwen3_coder": "<tool_call>",
+    "glm": "<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "deepseek": "<｜tool▁calls▁begin｜>",
+}
+"""What calls begin with, where only a call begins so."""
+
+
 class Parsers(Struct, frozen=True):
     """Of one pool, by name; None for none."""
 

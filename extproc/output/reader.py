@@ -9,7 +9,7 @@ from msgspec import Struct
 from extproc.ir import ChatRequest, Event, ReasoningDelta, TextDelta, ToolDef
 from extproc.output.forced_calls import forced_array, forced_object
 from extproc.output.harmony import harmony
-from extproc.output.parsers import HARMONY, TOOL_PARSERS, Parsers, Parsing, tokens_of
+from extproc.output.parsers import CALL_MARKERS, HARMONY, TOOL_PARSERS, Parsers, Parsing, tokens_of
 from extproc.output.reasoning import ReasoningSplitter, begins_inside
 from extproc.output.sink import Sink
 from extproc.output.source import Source, Steps
@@ -25,6 +25,7 @@ class Reading(Struct, frozen=True):
     inside: bool = False  # the answer begins within the reasoning
     or_json: bool = False  # or with JSON at once
     calls: Parsing | None = None
+    call_marker: str | None = None  # what calls begin with
     channels: bool = False  # `calls` also finds the reasoning
     tools: Mapping[str, ToolDef] = {}
     shown: tuple[str, ...] = ()  # special tokens that belong to the text
@@ -57,7 +58,17 @@ def reading_of(
         inside = begins_inside(reasoning, prompt_end, chat.turns[-1].text if chat.continue_final_message else None)
     channels = tool_parser == HARMONY
     bound = forced or (chat.output is not None and chat.output.kind in ("json_object", "json_schema"))
-    return Reading(call_id, reasoning, inside, bound, calls, channels, tools, tokens_of(tool_parser, reasoning))
+    return Reading(
+        call_id,
+        reasoning,
+        inside,
+        bound,
+        calls,
+        CALL_MARKERS.get(tool_parser or ""),
+        channels,
+        tools,
+        tokens_of(tool_parser, reasoning),
+    )
 
 
 def _forced(name: str | None, otherwise: Parsing | None) -> Parsing:
@@ -87,7 +98,9 @@ class AnswerReader:
         self._splitter = (
             None
             if reading.reasoning is None
-            else ReasoningSplitter(reading.reasoning, inside=reading.inside, or_json=reading.or_json)
+            else ReasoningSplitter(
+                reading.reasoning, inside=reading.inside, or_json=reading.or_json, calls=reading.call_marker
+            )
         )
         self._source = Source()
         self._parser = None if reading.calls is None else reading.calls(self._source, self._sink)

@@ -1,7 +1,8 @@
 """Reasoning before the answer's text, between two markers.
 
 It is looked for at the beginning only: a model that writes about `<think>` later on is taken at its word. Where the
-prompt already ends with the opening marker, everything is reasoning until the closing one.
+prompt already ends with the opening marker, everything is reasoning until the closing one, or until a tool call on a
+line of its own: models forget to close before they call.
 """
 
 from __future__ import annotations
@@ -57,11 +58,15 @@ _TEXT_STATES = frozenset((_State.TEXT, _State.BEGINNING, _State.UNSURE))
 class ReasoningSplitter:
     """Tells one choice's reasoning from its text. Newlines next to the markers belong to them."""
 
-    __slots__ = ("_close", "_held", "_open", "_said", "_state")
+    __slots__ = ("_calls", "_close", "_held", "_open", "_said", "_state")
 
-    def __init__(self, name: str, *, inside: bool, or_json: bool) -> None:
-        """`or_json`: the engine is bound to JSON, and may be so from the first token on, whatever the prompt began."""
+    def __init__(self, name: str, *, inside: bool, or_json: bool, calls: str | None = None) -> None:
+        """`or_json`: the engine is bound to JSON, and may be so from the first token on, whatever the prompt began.
+
+        `calls`: the marker of tool calls, where there may be any.
+        """
         self._open, self._close = MARKERS[name]
+        self._calls = None if calls is None else "\n" + calls
         self._held = ""
         self._said = False  # some reasoning
         self._state = _State.BEGINNING if not inside else _State.UNSURE if or_json else _State.INSIDE_BEGINNING
@@ -99,7 +104,7 @@ class ReasoningSplitter:
         """What was held back, once nothing follows."""
         held, self._held = self._held, ""
         if self._state is _State.INSIDE:
-            return held.rstrip(_NEWLINES), ""
+            return (held.rstrip if self._said else held.strip)(_NEWLINES), ""
         if self._state is _State.INSIDE_BEGINNING or self._state is _State.UNSURE:
             return held.strip(_NEWLINES), ""
         return "", held
@@ -127,22 +132,38 @@ class ReasoningSplitter:
 
     def _inside(self, text: str) -> tuple[str, str]:
         if not self._said:
-            text = (self._held + text).lstrip(_NEWLINES)
+            # The beginning is that of a line.
+            text = "\n" + (self._held + text).lstrip(_NEWLINES)
             self._held = ""
         elif self._held:
             text = self._held + text
             self._held = ""
         place = text.find(self._close)
+        calls = self._calls
+        if calls is not None:
+            called = text.find(calls, 0, place if place >= 0 else len(text))
+            if called >= 0:
+                self._state = _State.TEXT
+                return (text[:called].rstrip if self._said else text[:called].strip)(_NEWLINES), text[called + 1 :]
         if place >= 0:
             self._state = _State.BEHIND
             reasoning = text[:place].rstrip(_NEWLINES)
-            return reasoning, self._behind(text[place + len(self._close) :])
-        end = len(text) - open_end(text, self._close)
+            return reasoning if self._said else reasoning.lstrip(_NEWLINES), self._behind(
+                text[place + len(self._close) :]
+            )
+        held = open_end(text, self._close)
+        if calls is not None:
+            held = max(held, open_end(text, calls))
+        end = len(text) - held
         end = len(text[:end].rstrip(_NEWLINES))
         self._held = text[end:]
-        if end:
+        if not end:
+            return "", ""
+        text = text[:end]
+        if not self._said:
             self._said = True
-        return text[:end], ""
+            text = text.lstrip(_NEWLINES)
+        return text, ""
 
     def _behind(self, text: str) -> str:
         text = text.lstrip(_NEWLINES)
