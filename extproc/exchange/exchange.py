@@ -48,6 +48,7 @@ from extproc.exchange.application import (
     RequestHead,
 )
 from extproc.exchange.ext_proc_pb2 import BodySendMode, ProcessingRequest
+from extproc.exchange.messages import response_body, response_piece
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +68,10 @@ class State(IntEnum):  # an int, because its hash is looked up for every message
     BEGUN = auto()
     PASSING = auto()
     OVER = auto()
+
+
+_HELD = State.HELD  # a member of an enumeration is not looked up for nothing
+_BEGUN = State.BEGUN
 
 
 class WrongModeError(Exception):
@@ -121,10 +126,21 @@ class Exchange:
         that is configured in another mode.
         """
         state = self.state
-        if state is State.BEGUN or state is State.HELD:
-            piece = messages.response_piece(data)
+        if state is _BEGUN or state is _HELD:
+            # Hot: what comes with every token. All of it stands here, since each call costs as much as its work.
+            piece = response_piece(data)
             if piece is not None:
-                return self._response_piece(piece)
+                answer = self._answer
+                assert answer is not None
+                self._answer_has_body = True
+                try:
+                    output = answer.body(piece)
+                    if type(output) is Piece and not output.end:
+                        return response_body(output.body, False)
+                    return self._emit(output)
+                except Exception:
+                    _log.exception("internal error while handling response_body")
+                    return self.fail()
         message = messages.parse(data)
         kind = message.WhichOneof("request")
         handler = _TRANSITIONS.get((state, kind))
@@ -297,17 +313,6 @@ class Exchange:
             return self._replace(begin)
         return self._emit(begin)
 
-    def _response_piece(self, piece: bytes) -> Replies:
-        """What `_response_body` does, for the one message that comes with every token."""
-        answer = self._answer
-        assert answer is not None
-        self._answer_has_body = True
-        try:
-            return self._emit(answer.body(piece))
-        except Exception:
-            _log.exception("internal error while handling response_body")
-            return self.fail()
-
     def _response_body(self, message: ProcessingRequest) -> Replies:
         answer = self._answer
         assert answer is not None
@@ -330,7 +335,7 @@ class Exchange:
         else:
             assert self.state is State.BEGUN, "an answer that ends without a beginning"
             if output is not None:
-                replies += messages.response_body(output.body, False)
+                replies += response_body(output.body, False)
         replies.append(messages.response_trailers(_GRPC_TRAILERS))
         self.state = State.OVER
         return replies
@@ -342,14 +347,14 @@ class Exchange:
         if output.end:
             return self._last(output)
         if isinstance(output, Piece):
-            return messages.response_body(output.body, False)
+            return response_body(output.body, False)
         return self._begin(output)
 
     def _begin(self, output: Begin) -> Replies:
         assert self.state is State.HELD, "an answer that begins twice"
         self.state = State.BEGUN
         replies = [messages.response_headers(_with_status(output), output.remove_headers)]
-        replies += messages.response_body(output.body, False)
+        replies += response_body(output.body, False)
         return replies
 
     def _last(self, output: Begin | Piece | None) -> Replies:
@@ -362,11 +367,11 @@ class Exchange:
             assert self.state is State.HELD, "an answer that begins twice"
             self.state = State.OVER
             replies = [messages.response_headers(_with_status(output), output.remove_headers)]
-            replies += messages.response_body(output.body, True)
+            replies += response_body(output.body, True)
             return replies
         assert self.state is State.BEGUN, "an answer that ends without a beginning"
         self.state = State.OVER
-        return messages.response_body(output.body if output is not None else b"", True)
+        return response_body(output.body if output is not None else b"", True)
 
     def _replace(self, begin: Begin) -> Replies:
         """The whole answer in the reply to its headers: where no body came, as Envoy takes no pieces of one then.
@@ -396,7 +401,7 @@ class Exchange:
 
     def _pass_response_body(self, message: ProcessingRequest) -> Replies:
         body = message.response_body
-        return messages.response_body(body.body, body.end_of_stream)
+        return response_body(body.body, body.end_of_stream)
 
     def _pass_response_trailers(self, message: ProcessingRequest) -> Replies:
         return [messages.response_trailers(())]

@@ -194,6 +194,9 @@ def request_body(body: bytes, end: bool) -> list[bytes]:
 
 def response_body(body: bytes, end: bool) -> list[bytes]:
     """Replies that carry a body to the client, in pieces; none for an empty body that is not the end."""
+    size = len(body)
+    if 0 < size <= MAX_PIECE_BYTES and not end:  # a token's
+        return [_piece_prefix(_RESPONSE_BODY, size, False) + body]
     return _pieces(_RESPONSE_BODY, body, end)
 
 

@@ -42,13 +42,15 @@ class TokenTexts(Protocol):
 class AnswerText:
     """All choices of one answer."""
 
-    __slots__ = ("_choices", "_plain", "_unfinished", "aborted", "reasoning_tokens")
+    __slots__ = ("_choices", "_plain", "_unfinished", "aborted", "finished", "reasoning_tokens")
 
     def __init__(self, sampling: Sampling, tokens: TokenTexts, reading: Reading | None = None) -> None:
         """Without a `reading` the text is the answer as it stands."""
         skip = sampling.skip_special_tokens
         self.reasoning_tokens = 0
         """Of all choices together."""
+        self.finished = False
+        """Every choice has ended, by the engine's word or by a stop string: nothing more is wanted."""
         self.aborted = False
         """The engine gave up at least one choice."""
         # Without any of these a choice is its detokenizer alone.
@@ -66,11 +68,6 @@ class AnswerText:
             for index in range(sampling.n)
         ]
         self._unfinished = sampling.n
-
-    @property
-    def finished(self) -> bool:
-        """Every choice has ended, by the engine's word or by a stop string: nothing more is wanted."""
-        return not self._unfinished
 
     def feed(self, engine_events: list[EngineEvent]) -> list[Event]:
         """What the engine's events mean for the client. Of a choice that has finished nothing comes any more.
@@ -102,6 +99,7 @@ class AnswerText:
                 self.reasoning_tokens += choice.reasoning_tokens
                 choices[index] = None
                 self._unfinished -= 1
+                self.finished = not self._unfinished
                 if finish.reason is FinishReason.ABORT:
                     self.aborted = True
         return events

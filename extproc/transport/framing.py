@@ -56,15 +56,21 @@ class Deframer:
         """What the message under way still lacks, at least; 0 between messages, where a stream may end."""
         return self._missing or (PREFIX_BYTES - len(self._head) if self._head else 0)
 
+    def only(self, data: bytes) -> bytes | None:
+        """The message, where the bytes are exactly one frame; None where they are anything else, to be fed then.
+
+        Hot: so streams come, a message per token.
+        """
+        length = len(data) - PREFIX_BYTES
+        if self._missing or self._head or not 0 <= length <= self._limit_bytes:
+            return None
+        # Flag and length as one number: not compressed is a flag of 0.
+        return data[PREFIX_BYTES:] if int.from_bytes(data[:PREFIX_BYTES], "big") == length else None
+
     def feed(self, data: bytes) -> list[bytes]:
         """The messages completed by these bytes, cut anywhere. Raises FramingError."""
         size = len(data)
         if not self._missing and not self._head:
-            # The common case: exactly one frame. 0.3 us, against 0.8 us through the loop below.
-            if size >= PREFIX_BYTES and data[0] == 0:
-                length = int.from_bytes(data[1:PREFIX_BYTES], "big")
-                if length == size - PREFIX_BYTES and length <= self._limit_bytes:
-                    return [data[PREFIX_BYTES:]]
             return self._cut(data, 0, [])
         if self._head:
             return self._cut(self._head + data, 0, [])

@@ -70,6 +70,13 @@ class OpenCalls:
         if call.finished or handler is None:
             return  # the client has not heard yet that the call is over
         deframer = call.deframer
+        only = deframer.only(data)
+        if only is not None:
+            try:
+                handler.message(only)
+            except Exception:
+                self._fail(call)
+            return
         failure: FramingError | None = None
         try:
             messages = deframer.feed(data)

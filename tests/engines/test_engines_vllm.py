@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from extproc.engines.base import Ended, ProtocolError, Tokens
+from extproc.engines.base import Decoder, Ended, ProtocolError, Tokens
 from extproc.engines.vllm import GENERATE, VllmEngine
 from extproc.ir import ErrorKind, FinishReason, OutputFormat, Sampling
 from extproc.transport.framing import Deframer, frame
@@ -287,3 +287,46 @@ def test_trailers_without_a_status_are_a_broken_stream() -> None:
     error = ENGINE.decoder(1).end({})
     assert error is not None
     assert error.kind is ErrorKind.BAD_GATEWAY
+
+
+CHUNKS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, (1 << 21) - 1), max_size=45),
+        st.integers(0, 2),  # choice
+        st.sampled_from([0, 1, 300]),  # cached tokens
+        st.booleans(),  # log probabilities
+    ),
+    max_size=30,
+)
+
+
+@given(CHUNKS)
+def test_chunks_like_the_one_before_are_read_as_protobuf_reads_them(
+    chunks: list[tuple[list[int], int, int, bool]],
+) -> None:
+    decoder = ENGINE.decoder(3)
+    tokens = 0
+    for ids, choice, cached, scored in chunks:
+        fields = {"output_logprobs": pb.OutputLogProbs(token_ids=ids, token_logprobs=[-1.0] * len(ids))}
+        (event,) = decoder.feed(chunk(ids, choice, cached, **(fields if scored else {})))
+        assert isinstance(event, Tokens)
+        assert (list(event.ids), event.choice, event.scores is not None) == (ids, choice, scored)
+        tokens += len(ids)
+        assert (decoder.completion_tokens, decoder.cached_tokens) == (tokens, cached)
+
+
+@given(st.binary(max_size=40), st.integers(0, 40))
+def test_what_only_looks_like_the_chunk_before_is_read_as_protobuf_reads_it(noise: bytes, at: int) -> None:
+    first = chunk([70_000])
+    message = first[5:]
+    second = frame(message[:at] + noise + message[at + len(noise) :])
+    familiar, fresh = ENGINE.decoder(1), ENGINE.decoder(1)
+    familiar.feed(first)
+
+    def read(decoder: Decoder) -> list[tuple[int, list[int]]] | str:
+        try:
+            return [(event.choice, list(event.ids)) for event in decoder.feed(second) if isinstance(event, Tokens)]
+        except ProtocolError:
+            return "refused"
+
+    assert read(familiar) == read(fresh)
