@@ -275,7 +275,12 @@ def _blob(opaque: Opaque) -> bytes:
 
 def logprobs_json(entries: list[TokenLogprob]) -> bytes:
     """The `logprobs` object of a choice."""
-    return _json({"content": [_entry(entry) | {"top_logprobs": list(map(_entry, entry.top))} for entry in entries]})
+    return _json({"content": logprob_entries(entries)})
+
+
+def logprob_entries(entries: list[TokenLogprob]) -> list[dict[str, object]]:
+    """Each token with its alternatives."""
+    return [_entry(entry) | {"top_logprobs": list(map(_entry, entry.top))} for entry in entries]
 
 
 def _entry(entry: TokenLogprob) -> dict[str, object]:

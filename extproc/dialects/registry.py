@@ -7,6 +7,7 @@ from extproc.dialects.base import Dialect
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat import openai_chat
 from extproc.dialects.openai_models import openai_models
+from extproc.dialects.openai_responses import openai_responses
 from extproc.dialects.vllm_tokenize import vllm_tokenize
 
 
@@ -14,6 +15,7 @@ def all_dialects(limits: BodyLimits) -> tuple[Dialect, ...]:
     """Those of the first answer whom no other claims. Of rows with the same path the ones with `when` come first."""
     return (
         openai_chat(limits),
+        openai_responses(limits),
         anthropic(limits),
         openai_models(),
         vllm_tokenize(),
