@@ -76,7 +76,7 @@ class ChatTemplates:
                     )
                 engine = _engine(profile)
                 why = profile.difference or "the same text as jinja2's of all probes"
-                where = f", in a child process, as it has {profile.growth}" if profile.growth else ""
+                where = f" in a child process ({profile.growth})" if profile.growth else ""
                 _log.info("the chat template %r is rendered with %s%s: %s", name, engine, where, why)
             if len(inline) == len(templates):
                 await processes.rest()
