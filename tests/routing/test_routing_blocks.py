@@ -33,7 +33,9 @@ def test_the_format_is_fixed() -> None:
     assert blocks.FORMAT == 1
     root = blocks.root("model\0lora", 16)
     assert root == 0x130093FD211CB87B
-    assert blocks.chain(TokenIds.of(range(100_000, 100_033)), root, 16) == array("Q", [0x1F78F9351B84A085, 0x2643DDBD73055B13])
+    assert blocks.chain(TokenIds.of(range(100_000, 100_033)), root, 16) == array(
+        "Q", [0x1F78F9351B84A085, 0x2643DDBD73055B13]
+    )
 
 
 @given(_IDS, st.integers(0, 2**64 - 1), st.sampled_from([16, 17, 64, 128]))
