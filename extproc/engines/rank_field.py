@@ -18,13 +18,16 @@ class RankField:
 
     def __init__(self, request: Any, field: str) -> None:
         """`request`: the generated class of the request. Raises KeyError for a field that it does not have."""
-        number = request.DESCRIPTOR.fields_by_name[field].number
-        assert number < 16, "tags of one byte"
-        self._tag = number << 3 | _VARINT
+        self._tag = _varint(request.DESCRIPTOR.fields_by_name[field].number << 3 | _VARINT)
 
     def add(self, request: EngineRequest, rank: int) -> EngineRequest:
         """The request with a rank from 0 to 16,383; it must not name one yet."""
-        field = bytes((self._tag, rank)) if rank < 0x80 else bytes((self._tag, rank & 0x7F | 0x80, rank >> 7))
+        field = self._tag + _varint(rank)
         body = request.body
         length = len(body) - _PREFIX_BYTES + len(field)
         return EngineRequest(request.path, b"".join((pack_prefix(0, length), memoryview(body)[_PREFIX_BYTES:], field)))
+
+
+def _varint(value: int) -> bytes:
+    """Of 14 bits at most."""
+    return bytes((value,)) if value < 0x80 else bytes((value & 0x7F | 0x80, value >> 7))

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from extproc.config.address import HostPort
+from extproc.engines.base import EngineRequest
 from extproc.engines.http_get import HttpGetError, http_get
 from extproc.engines.load_metrics import EngineLoad, parse_load
+from extproc.engines.rank_field import RankField
 from extproc.engines.vllm import VllmEngine
 from extproc.ir import Sampling
 from extproc.token_ids import TokenIds
-from extproc.transport.framing import Deframer
+from extproc.transport.framing import Deframer, frame
 
 VLLM = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -122,3 +124,11 @@ def test_a_rank_is_added_to_a_request_that_is_serialized_already(rank: int) -> N
     assert not expected.HasField("data_parallel_rank")
     expected.data_parallel_rank = rank
     assert GenerateRequest.FromString(after) == expected
+
+
+def test_a_rank_may_have_a_tag_of_two_bytes() -> None:
+    from smg_grpc_proto.generated.sglang_scheduler_pb2 import GenerateRequest
+
+    request = EngineRequest("/x", frame(GenerateRequest(request_id="id").SerializeToString()))
+    (message,) = Deframer(1 << 20).feed(RankField(GenerateRequest, "data_parallel_rank").add(request, 300).body)
+    assert GenerateRequest.FromString(message) == GenerateRequest(request_id="id", data_parallel_rank=300)
