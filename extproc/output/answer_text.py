@@ -196,6 +196,8 @@ class _Choice:
         assert reader is not None
         for at, token_id in enumerate(ids):
             if not reader.may_reason:
+                if reader.idle and self._entries is None:
+                    self._reader = None  # it would only cost from here on
                 return self._ids(ids[at:], events)
             before = reader.in_reasoning
             finish = self._ids((token_id,), events)

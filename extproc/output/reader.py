@@ -128,6 +128,12 @@ class AnswerReader:
         splitter = self._splitter
         return self._channels if splitter is None else not splitter.done
 
+    @property
+    def idle(self) -> bool:
+        """All that follows is text as it stands."""
+        splitter = self._splitter
+        return self._parser is None and splitter is not None and splitter.only_text
+
     def feed(self, text: str) -> list[Event]:
         """What is certain now.
 
@@ -146,8 +152,10 @@ class AnswerReader:
             events.append(TextDelta(self._choice, text))
             return events
         self._sink.events = events
-        self._source.feed(text)
-        next(parser, None)
+        source = self._source
+        if not source.passes(text):
+            source.feed(text)
+            next(parser, None)
         return events
 
     def finish(self) -> list[Event]:

@@ -82,6 +82,11 @@ class ReasoningSplitter:
         return self._state in _TEXT_STATES
 
     @property
+    def only_text(self) -> bool:
+        """All that follows is text as it stands."""
+        return self._state is _State.TEXT
+
+    @property
     def done(self) -> bool:
         """No reasoning comes any more."""
         return self._state is _State.TEXT or self._state is _State.BEHIND
@@ -131,6 +136,8 @@ class ReasoningSplitter:
         return "", text
 
     def _inside(self, text: str) -> tuple[str, str]:
+        if self._said and not self._held and self._close[0] not in text and "\n" not in text and "\r" not in text:
+            return text, ""  # most tokens
         if not self._said:
             # The beginning is that of a line.
             text = "\n" + (self._held + text).lstrip(_NEWLINES)

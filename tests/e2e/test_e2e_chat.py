@@ -251,7 +251,7 @@ async def test_a_body_over_the_limit_is_refused_in_the_clients_dialect(start_sta
         ({"model": "simulated"}, 400, "missing_required_parameter", "messages"),
         ({"model": "nope", "messages": HELLO}, 404, "model_not_found", "model"),
         ({"model": "simulated", "messages": HELLO, "temperature": 3}, 400, "decimal_above_max_value", "temperature"),
-        ({"model": "simulated", "messages": HELLO, "tools": [{"x": 1}]}, 400, "unsupported_parameter", "tools"),
+        ({"model": "simulated", "messages": HELLO, "tools": [{"x": 1}]}, 400, "unknown_parameter", "tools[0].x"),
         ({"model": "simulated", "messages": HELLO, "nonsense": 1}, 400, "unknown_parameter", "nonsense"),
         ({"model": "simulated", "messages": HELLO, "logit_bias": {"9999999": 1}}, 400, "invalid_value", "logit_bias"),
         (
