@@ -27,7 +27,7 @@ import uvloop
 from benchmarks.gateway import cpu
 from benchmarks.routing import prompts, report, trace
 from benchmarks.routing.contenders import Contender
-from benchmarks.routing.figures import Figures, Setting, figures
+from benchmarks.routing.figures import Figures, Setting, figures, quantile
 from benchmarks.routing.load import LoadResult, load
 from benchmarks.routing.prompts import Bodies
 from benchmarks.routing.set_ups import SPEED_SEED, SPEED_SPREAD, Fleet, Running, SetUps, add_worker
@@ -141,7 +141,8 @@ class _Bench:
                     print(report.table(group[-1:]), flush=True)
                     runs = self._output.with_name(f"{self._output.stem}-runs.json")
                     report.write_json([group[-1].as_json()], runs, ("setting", "contender"))
-                report.write_json(report.rows(setting, group, None), self._output, ("name",))
+                share = await asyncio.to_thread(self._ideal_share, setting, requests) if plan.ideal else None
+                report.write_json(report.rows(setting, group, share), self._output, ("name",))
                 done += group
         finally:
             if done:
@@ -149,6 +150,21 @@ class _Bench:
                 print(report.table(done), flush=True)
             if self._output.exists():
                 print(*report.at_half_the_speed(json.loads(self._output.read_text())), sep="\n")
+
+    def _ideal_share(self, setting: Setting, requests: Sequence[Request]) -> float | None:
+        from benchmarks.routing.ideal import ideal  # the gateway's code: nothing else here needs it
+
+        outcome = ideal(trace.vary(requests, setting.scenario), setting, WORKERS)
+        if outcome is None:
+            return None
+        share = outcome.cached_tokens / outcome.prompt_tokens
+        times = sorted(outcome.ttft_s)
+        print(
+            f"{setting.name} simulated, ttft with true queues and caches: mean {sum(times) / len(times):.2f}, "
+            f"p99 {quantile(times, 0.99):.2f}, cached {share:.3f}",
+            flush=True,
+        )
+        return share
 
     def _traffic(self, scenario: Scenario, requests: Sequence[Request]) -> tuple[list[Request], Bodies]:
         """The requests of a scenario, and their bytes: the last ones are kept."""

@@ -73,7 +73,7 @@ class Running:
     behind: int  # the processor, or SMG
     engines: Engines
     extra: Engines | None  # a worker that is not known yet
-    config: Path | None  # of ours
+    admin: int  # port where workers are added
 
     @property
     def gateway_pids(self) -> list[int]:
@@ -180,7 +180,7 @@ class SetUps:
         envoy = await start_envoy(
             processes, self._envoy, directory / BOOTSTRAP, HostPort(HOST, admin), 1, 1.0, name="envoy"
         )
-        return Running(contender, http, envoy.pid, processor.pid, engines, extra, file)
+        return Running(contender, http, envoy.pid, processor.pid, engines, extra, metrics)
 
     async def _start_smg(
         self,
@@ -199,21 +199,15 @@ class SetUps:
         child = await processes.start(
             "smg", command, ready=lambda _: _smg_ready(http, fleet.workers), timeout_s=_START_S
         )
-        return Running(contender, http, None, child.pid, engines, extra, None)
+        return Running(contender, http, None, child.pid, engines, extra, http)
 
 
 async def add_worker(running: Running) -> None:
     """Make the extra worker known to the gateway that runs. Raises CommandError where that does not work."""
     assert running.extra is not None
     (address,) = running.extra.addresses
-    if running.config is None:
-        await asyncio.to_thread(_post, f"http://{HOST}:{running.port}/workers", {"url": f"grpc://{address}"})
-        return
-    settings = yaml.safe_load(running.config.read_text())
-    settings["pools"][0]["workers"].append(address)
-    beside = running.config.with_suffix(".new")
-    beside.write_text(yaml.safe_dump(settings))
-    beside.replace(running.config)
+    worker = {"pool": "main", "address": address} if running.contender in OURS else {"url": f"grpc://{address}"}
+    await asyncio.to_thread(_post, f"http://{HOST}:{running.admin}/workers", worker)
 
 
 def _post(url: str, body: object) -> None:
