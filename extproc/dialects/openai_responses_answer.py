@@ -37,6 +37,7 @@ from extproc.ir import (
 )
 
 _json = msgspec.json.Encoder().encode
+_any = msgspec.json.Decoder().decode
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
 _ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
@@ -240,7 +241,8 @@ class ResponseStream:
             case ToolCallEnd():
                 if not event.arguments and self._kind is _FUNCTION:
                     self._delta("{}", pieces)
-                self._close_item(pieces)
+                whole = self._kind is _CUSTOM or _is_json(event.arguments or "{}")
+                self._close_item(pieces, "completed" if whole else "incomplete")
             case RefusalDelta():
                 if event.text:
                     if self._kind is not _REFUSAL:
@@ -360,6 +362,14 @@ class ResponseWhole:
         if self._stream.finish is None:
             raise RequestError(_TRUNCATED)
         return self._stream.body(usage, self._stream.close([]))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        _any(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return True
 
 
 def _part(kind: _Kind, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
