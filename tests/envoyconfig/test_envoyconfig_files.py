@@ -11,7 +11,8 @@ import yaml
 
 from extproc.config.address import HostPort
 from extproc.config.schema import Config
-from extproc.envoyconfig import names
+from extproc.envoyconfig import files, names
+from extproc.envoyconfig.clusters import build_endpoints
 from extproc.envoyconfig.files import build, render_endpoints, write, write_endpoints
 
 DATA = Path(__file__).parent / "data"
@@ -223,3 +224,12 @@ def connection_manager(folder: Path) -> Any:
 
 def http_filters(folder: Path) -> Any:
     return connection_manager(folder)["http_filters"]
+
+
+def test_many_endpoints_are_written_as_the_typed_messages_would_be() -> None:
+    workers = [HostPort(f"10.0.0.{number}", 50051 + number) for number in range(9)] + [HostPort("fd00::1", 1)]
+    typed = files._render(files._resources([build_endpoints("p", workers)]))
+    assert render_endpoints("p", list(reversed(workers))) == typed
+    assert render_endpoints("p", []) == files._render(files._resources([build_endpoints("p", [])]))
+    with pytest.raises(ValueError, match="look up engine:1 first"):
+        render_endpoints("p", [*workers, HostPort("engine", 1)])
