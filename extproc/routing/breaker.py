@@ -6,9 +6,9 @@
     TRIAL      it is under way; its success closes the breaker, its failure opens it, anything else brings HALF_OPEN
 
 Failures are connections that fail, answers of 5xx, and streams that end without their status: never what the client
-did, and never a worker that says it is full. Two things look alike from here: a worker that Envoy did not get an answer
-from and tried another, whatever the reason, counts as failed; a stream that is cut off in the middle looks like a client
-that left, and does not count.
+did, and never a worker that says it is full. Two cases cannot be told apart from others here: a worker after
+which Envoy tried another counts as failed, whatever the reason; a stream that is cut off in the middle looks like a
+client that left, and does not count.
 """
 
 from __future__ import annotations
