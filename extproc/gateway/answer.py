@@ -137,14 +137,17 @@ class EngineAnswer:
             assert whole is not None
             whole.events(events)
             return self._begin(whole.content_type, whole.end(self._complete()), end=True) if early else None
-        if not self._begun:
+        begun = self._begun
+        if begun:
+            body = stream.events(events)
+        else:
             self._account.begins()
-        body = stream.events(events)
+            body = stream.start() + stream.events(events)
         if early:
             body += stream.end(self._complete())
-        if self._begun:
+        if begun:
             return Piece(body, early) if body or early else None
-        return self._begin(stream.content_type, stream.start() + body, end=early)
+        return self._begin(stream.content_type, body, end=early)
 
     def end(self, trailers: Mapping[str, str]) -> Begin | Piece | None:
         """The engine's end, or Envoy's reply in its place."""
@@ -162,8 +165,9 @@ class EngineAnswer:
             return self._broken(error)
         stream = self._stream
         if stream is not None:
-            body = stream.end(self._complete())
-            return Piece(body) if self._begun else self._begin(stream.content_type, stream.start() + body)
+            if self._begun:
+                return Piece(stream.end(self._complete()))
+            return self._begin(stream.content_type, stream.start() + stream.end(self._complete()))
         whole = self._whole
         assert whole is not None
         return self._begin(whole.content_type, whole.end(self._complete()))
