@@ -6,6 +6,7 @@ into the form that a template handles: arguments of tool calls as objects, the r
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Iterator
@@ -18,16 +19,18 @@ import pytest
 import transformers.utils.chat_template_utils as reference_module
 from real_templates import real_templates
 from tokenizers import Tokenizer
-from tokens_vocabularies import byte_level, deepseek_folder
+from tokens_vocabularies import byte_level, deepseek_folder, write
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import extproc.simulator
 from extproc.ir import ChatRequest, Text, Turn
+from extproc.tokens.cache import TokenCache
 from extproc.tokens.conversation import Conversation, Forms, TemplateError
 from extproc.tokens.model import ModelTokens, Prompt
-from extproc.tokens.template import ChatTemplate
+from extproc.tokens.template import ChatTemplate, Engine
 from extproc.tokens.template_inspection import inspect_template
 from extproc.tokens.template_probes import probe_conversations
+from extproc.tokens.tokenizer import Tokenizer as OwnTokenizer
 
 TEMPLATES = real_templates()
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -144,6 +147,44 @@ def test_the_text_is_that_of_transformers(name: str, reference_tokenizer: Any, m
             assert mine == expected or (mine is None and not profile.refuses_alike)
         rendered += expected is not None
     assert rendered > 15
+
+
+@pytest.fixture(scope="module")
+def own_tokenizer(reference_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Encodes with the caches on, as the gateway does."""
+    with asyncio.Runner() as runner:
+        # With the special tokens that the reference adds.
+        folder = write(tmp_path_factory.mktemp("tokenizer"), json.loads(reference_tokenizer.backend_tokenizer.to_str()))
+        loaded = runner.run(OwnTokenizer.load(folder, TokenCache(1 << 22)))
+        loaded.cut_like("<|im_start|>a<|im_end|><|im_start|>b", ["a", "b"])
+
+        def encode(text: str) -> list[int]:
+            return list(loaded.encode(text) or runner.run(loaded.encode_async(text)))
+
+        yield encode
+        runner.run(loaded.aclose())
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_ids_of_every_template_are_those_of_transformers(
+    name: str, reference_tokenizer: Any, own_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference_module, "datetime", _FrozenTime)
+    profile = inspect_template(TEMPLATES[name], SPECIAL)
+    engine: Engine = "minijinja" if profile.difference is None else "jinja2"
+    template = ChatTemplate(TEMPLATES[name], SPECIAL, engine, now=lambda: NOW)
+    compared = 0
+    for written in CONVERSATIONS[::5]:
+        conversation = written if profile.forms.takes_text else _in_parts(written)
+        mine = _ours(template, conversation, profile.forms)
+        if mine is not None:
+            arguments = _for_reference(conversation, profile.forms)
+            ids = reference_tokenizer.apply_chat_template(
+                chat_template=TEMPLATES[name], tokenize=True, return_dict=False, **arguments
+            )
+            assert own_tokenizer(mine) == ids
+            compared += 1
+    assert compared > 3
 
 
 def test_most_templates_are_rendered_fast() -> None:
