@@ -86,6 +86,23 @@ class ResponseStream:
     number and two copies.
     """
 
+    __slots__ = (
+        "_broken",
+        "_echo",
+        "_finish",
+        "_head",
+        "_identity",
+        "_item",
+        "_kind",
+        "_logprobs",
+        "_number",
+        "_output",
+        "_own",
+        "_place",
+        "_tail",
+        "_texts",
+    )
+
     content_type = "text/event-stream"
 
     def __init__(self, identity: AnswerIdentity, own: Own) -> None:
@@ -119,14 +136,16 @@ class ResponseStream:
         pieces: list[bytes] = []
         for event in events:
             if type(event) is TextDelta:
+                text = event.text
                 if event.logprobs is not None:
                     self._scored(event, pieces)
-                elif event.text:
+                elif text:
                     if self._kind is not _TEXT:
                         self._begin_part(_TEXT, pieces)
-                    self._texts.append(event.text)
-                    pieces += (self._head, _json(event.text), self._tail % self._number)
-                    self._number += 1
+                    number = self._number
+                    self._number = number + 1
+                    self._texts.append(text)
+                    pieces += (self._head, _json(text), self._tail % number)
             elif type(event) is ReasoningDelta:
                 if event.text:
                     kind = _SUMMARY if event.summary else _REASONING
@@ -213,9 +232,10 @@ class ResponseStream:
         self._number += 1
 
     def _delta(self, text: str, pieces: list[bytes]) -> None:
+        number = self._number
+        self._number = number + 1
         self._texts.append(text)
-        pieces += (self._head, _json(text), self._tail % self._number)
-        self._number += 1
+        pieces += (self._head, _json(text), self._tail % number)
 
     def _scored(self, event: TextDelta, pieces: list[bytes]) -> None:
         """Text with log probabilities, which may come without text."""

@@ -108,10 +108,13 @@ class ItemReader:
             self._said = []
 
     def _item(self, item: InputItem, path: str) -> None:
-        for name, attribute in _FIELDS_OF_ITEMS:
-            raw = getattr(item, attribute)
-            if raw is not UNSET:
-                judge(f"{path}.{name}", raw, ITEM_RULES[name], self._losses, self._limits, kind=f"input[*].{name}")
+        if (
+            item.phase is not UNSET
+            or item.namespace is not UNSET
+            or item.caller is not UNSET
+            or item.async_ is not UNSET
+        ):
+            self._judge(item, path)
         match item.type:
             case None | "message":
                 if item.type is None and item.role is None and item.id is not None:
@@ -128,6 +131,13 @@ class ItemReader:
                 raise _reference(item.id or "", path)
             case kind:
                 raise unsupported_item(kind, path)
+
+    def _judge(self, item: InputItem, path: str) -> None:
+        """What an item says beside its content."""
+        for name, attribute in _FIELDS_OF_ITEMS:
+            raw = getattr(item, attribute)
+            if raw is not UNSET:
+                judge(f"{path}.{name}", raw, ITEM_RULES[name], self._losses, self._limits, kind=f"input[*].{name}")
 
     def _message(self, item: InputItem, path: str) -> None:
         role = _ROLES.get(item.role or "")
