@@ -19,6 +19,7 @@ from extproc.simulator.artifacts import ArtifactError
 from extproc.simulator.commands import serve_commands
 from extproc.simulator.faults import Break, Faults
 from extproc.simulator.fleet import RunningEngine, start_engines
+from extproc.simulator.kv_publisher import PublisherError
 from extproc.simulator.spec import Answers, EngineSpec
 from extproc.simulator.speeds import spread_speeds
 from extproc.transport.listening import ListenError, TcpAddress, parse_listen
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OptionError as error:
         print(f"extproc simulate: {error}", file=sys.stderr)
         return 2
-    except (ArtifactError, ListenError) as error:
+    except (ArtifactError, ListenError, PublisherError) as error:
         print(f"extproc simulate: {error}", file=sys.stderr)
         return 1
     return 0
@@ -104,10 +105,24 @@ def _numbered(spec: EngineSpec, count: int) -> list[EngineSpec]:
         replace(
             spec,
             listen=str(replace(where, port=where.port + number if where.port else 0)),
+            kv_zmq=_next_port(spec.kv_zmq, number),
+            kv_zmq_replay=_next_port(spec.kv_zmq_replay, number),
             seed=spec.seed + number,
         )
         for number in range(count)
     ]
+
+
+def _next_port(endpoint: str, number: int) -> str:
+    """A ZeroMQ address so many ports on. Raises OptionError."""
+    start, _, port = endpoint.rpartition(":")
+    if not endpoint or port in ("0", "*"):
+        return endpoint
+    if not (port.isascii() and port.isdigit()) or int(port) + number > _LAST_PORT:
+        raise OptionError(
+            f"--count above 1 needs TCP ports, and {endpoint} has none that leaves room for {number} more"
+        )
+    return f"{start}:{int(port) + number}"
 
 
 def _made(kind: type[_Kind], values: dict[str, Any], prefix: str) -> _Kind:

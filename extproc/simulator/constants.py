@@ -51,3 +51,15 @@ ABRUPT_END_DELAY_S = 0.02
 
 RESTART_S = 0.2
 """From a simulated death to the engine that follows it, where a restart was asked for."""
+
+KV_LOAD_TICK_S = 0.1
+"""Between two records of the engine's load on a stream of KV events, while there is work."""
+
+KV_LOAD_IDLE_TICKS = 10
+"""So many times as long while there is none."""
+
+KV_REPLAY_BATCHES = 10_000
+"""Batches of KV events that the ZMQ publisher can send again (vLLM's buffer_steps)."""
+
+KV_ZMQ_QUEUE = 100_000
+"""Batches that the ZMQ publisher keeps for a slow subscriber before it drops them (vLLM's hwm)."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from smg_grpc_proto.generated import vllm_engine_pb2
 
+from extproc import kv_events
 from extproc.simulator import constants
 from extproc.simulator.answer import Answer, plan
 from extproc.simulator.artifacts import Artifacts
@@ -18,6 +19,8 @@ from extproc.simulator.batching import Pace
 from extproc.simulator.faults import Faults
 from extproc.simulator.generate import Generation
 from extproc.simulator.kv_cache import KvCache
+from extproc.simulator.kv_events import KvEvents
+from extproc.simulator.kv_publisher import ZmqPublisher
 from extproc.simulator.scheduler import Scheduler
 from extproc.simulator.spec import Answers, EngineSpec
 from extproc.simulator.text import Echo, Natural, Script, Scripted
@@ -86,6 +89,10 @@ class Engine:
             ),
             spec.speed_up,
         )
+        self.kv_events: KvEvents | None = None
+        self.kv_publisher: ZmqPublisher | None = None
+        if not spec.no_kv_events:
+            self._publish_kv_events()
         self._script = _script(spec, artifacts)
         self._chance = random.Random(spec.seed)  # noqa: S311  # no secret
         self._turn = 0
@@ -103,6 +110,18 @@ class Engine:
         self._starting: asyncio.TimerHandle | None = None
         if spec.start_delay_s:
             self._starting = asyncio.get_running_loop().call_later(spec.start_delay_s, self._started)
+
+    def _publish_kv_events(self) -> None:
+        spec = self.spec
+        events = self.kv_events = self.cache.watcher = KvEvents(spec.block_tokens, lambda: self._faults, self._kv_load)
+        if spec.kv_zmq:
+            self.kv_publisher = ZmqPublisher(spec.kv_zmq, spec.kv_zmq_replay, spec.kv_zmq_topic)
+            events.carriers.append(self.kv_publisher)
+
+    def _kv_load(self) -> kv_events.Load:
+        batch, cache = self._scheduler.batch, self.cache
+        usage = cache.held_blocks / cache.capacity_blocks if cache.capacity_blocks else 0.0
+        return kv_events.Load(batch.running_sequences, batch.waiting_sequences, usage)
 
     # Health and faults.
 
@@ -192,6 +211,10 @@ class Engine:
         for generation in list(self._live):
             generation.cancel()
         self._scheduler.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
+        if self.kv_publisher is not None:
+            self.kv_publisher.close()
         if self._starting is not None:
             self._starting.cancel()
 

@@ -31,7 +31,7 @@ class Break(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """The default does everything right. Applies to Generate calls that start after it was set."""
+    """The default does everything right. What it says of Generate applies to calls that start after it was set."""
 
     refuse_status: int = field(
         default=0,
@@ -61,8 +61,19 @@ class Faults:
     unhealthy: bool = field(
         default=False, metadata={"help": "say `not serving` in both health services; Generate is served all the same"}
     )
+    kv_lose_every: int = field(
+        default=0, metadata={"help": "of so many batches of KV events the last one is lost on the way; 0 = none is"}
+    )
+    kv_copies: int = field(default=1, metadata={"help": "copies of each block that KV events report, and their end"})
+    kv_data_loss_after: int = field(
+        default=0,
+        metadata={"help": "end each gRPC stream of KV events with DATA_LOSS after so many batches; 0 = never"},
+    )
 
     def __post_init__(self) -> None:
+        for name, least in (("kv_lose_every", 0), ("kv_copies", 1), ("kv_data_loss_after", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if not 0 <= self.refuse_status <= 16:
             raise ValueError(f"refuse_status: {self.refuse_status} is no gRPC status (0 to 16)")
         if not 1 <= self.status <= 16:

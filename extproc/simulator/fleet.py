@@ -28,6 +28,8 @@ class RunningEngine:
 
     def _take(self, engine: Engine) -> None:
         self.engine = engine
+        publisher = engine.kv_publisher
+        self._kv_addresses = (publisher.endpoint, publisher.replay_endpoint) if publisher is not None else ("", "")
         self._health = Health()
         self._server = Ngh2Server(vllm_service(engine, self._health))
         engine.on_death = self._server.abort
@@ -90,7 +92,9 @@ class RunningEngine:
         await self.kill()
         await asyncio.sleep(down_s)
         ended = self.engine
-        self._take(Engine(replace(ended.spec, listen=self.address), ended.artifacts))
+        kv_zmq, kv_zmq_replay = self._kv_addresses
+        spec = replace(ended.spec, listen=self.address, kv_zmq=kv_zmq, kv_zmq_replay=kv_zmq_replay)
+        self._take(Engine(spec, ended.artifacts))
         await self.start()
 
     def _restart_by_itself(self) -> None:

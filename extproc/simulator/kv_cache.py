@@ -13,6 +13,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
+
+
+class Watcher(Protocol):
+    """Who is told of every physical block."""
+
+    def stored(self, block_hash: int, parent: int, tokens: Sequence[int]) -> None:
+        """A new block; `parent` 0: it is the first of its prompt."""
+        ...
+
+    def removed(self, block_hash: int) -> None:
+        """One block with this hash gave way."""
+        ...
+
+    def cleared(self) -> None:
+        """All are gone."""
+        ...
 
 
 class Block:
@@ -46,6 +63,7 @@ class KvCache:
         self._by_hash: dict[int, list[Block]] = {}
         self._released: OrderedDict[Block, None] = OrderedDict()  # held by nobody; the first goes first
         self._blocks = 0
+        self.watcher: Watcher | None = None
 
     @property
     def blocks(self) -> int:
@@ -89,9 +107,13 @@ class KvCache:
         if not filled:
             return
         parent = lease.parent_hash
+        watcher = self.watcher
         for start in range(0, filled, block_tokens):
-            parent = _chain_hash(parent, pending[start : start + block_tokens])
-            self._store(parent, lease.blocks)
+            block = pending[start : start + block_tokens]
+            block_hash = _chain_hash(parent, block)
+            if self._store(block_hash, lease.blocks) and watcher is not None:
+                watcher.stored(block_hash, parent, block)
+            parent = block_hash
         lease.parent_hash = parent
         del pending[:filled]
 
@@ -122,6 +144,8 @@ class KvCache:
         self._by_hash.clear()
         self._released.clear()
         self._blocks = 0
+        if self.watcher is not None:
+            self.watcher.cleared()
         return True
 
     def _match(self, prompt: Sequence[int]) -> list[Block]:
@@ -137,14 +161,15 @@ class KvCache:
             matched.append(copies[0])
         return matched
 
-    def _store(self, block_hash: int, held: list[Block]) -> None:
-        """A newly computed block. Where every block is held, it has no room and is not kept."""
+    def _store(self, block_hash: int, held: list[Block]) -> bool:
+        """A newly computed block. Where every block is held, it has no room and is not kept: False."""
         if self._blocks >= self.capacity_blocks and not self._evict():
-            return
+            return False
         block = Block(block_hash)
         self._by_hash.setdefault(block_hash, []).append(block)
         self._blocks += 1
         held.append(block)
+        return True
 
     def _evict(self) -> bool:
         if not self._released:
@@ -155,6 +180,8 @@ class KvCache:
         if not copies:
             del self._by_hash[block.block_hash]
         self._blocks -= 1
+        if self.watcher is not None:
+            self.watcher.removed(block.block_hash)
         return True
 
 

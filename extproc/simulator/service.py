@@ -52,6 +52,8 @@ def vllm_service(engine: Engine, health: Health) -> Service:
         "StartProfile": _method(common_pb2.StartProfileRequest, control.profile),
         "StopProfile": _method(common_pb2.StopProfileRequest, control.profile),
     }
+    if engine.kv_events is not None:
+        methods["SubscribeKvEvents"] = engine.kv_events.subscribe
     return {**{f"/{SERVICE}/{name}": handler for name, handler in methods.items()}, **health.service()}
 
 

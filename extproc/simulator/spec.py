@@ -77,6 +77,23 @@ class EngineSpec:
     tokens_per_chunk: int = field(
         default=1, metadata={"help": "tokens of one streamed message after the first, which has one (stream-interval)"}
     )
+    no_kv_events: bool = field(default=False, metadata={"help": "publish no KV events"})
+    kv_zmq: str = field(
+        default="",
+        metadata={
+            "help": "publish KV events also over ZeroMQ, as vLLM and SGLang do, at this address, such as "
+            "tcp://127.0.0.1:5557; each further engine on the next port",
+            "metavar": "ENDPOINT",
+        },
+    )
+    kv_zmq_replay: str = field(
+        default="",
+        metadata={
+            "help": "send batches of KV events again to those who ask at this address; needs --kv-zmq, ports likewise",
+            "metavar": "ENDPOINT",
+        },
+    )
+    kv_zmq_topic: str = field(default="", metadata={"help": "what ZMQ subscribers can select by", "metavar": "TOPIC"})
     answers: Answers = field(
         default=Answers.ECHO,
         metadata={"help": "`echo` the last turn, made-up `natural` text, or the texts of a `script`"},
@@ -105,6 +122,10 @@ class EngineSpec:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.kv_zmq_replay and not self.kv_zmq:
+            raise ValueError("kv_zmq_replay needs kv_zmq")
+        if self.kv_zmq and self.no_kv_events:
+            raise ValueError("kv_zmq publishes what no_kv_events forbids")
         if not self.speed > 0:
             raise ValueError(f"speed must be positive, got {self.speed:g}")
         if not 0 < self.speed_up <= constants.MAX_SPEED_UP:

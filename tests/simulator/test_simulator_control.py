@@ -211,8 +211,8 @@ async def test_what_a_generating_engine_cannot_do(start, method, request_message
     assert caught.value.code() is code
 
 
-async def test_kv_events_are_not_there(start):
-    client = await start()
+async def test_kv_events_are_not_there_where_they_are_off(start):
+    client = await start(no_kv_events=True)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()).read()
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
