@@ -129,6 +129,8 @@ class SetUps:
         command += ["--prefill-tokens-per-s", str(fleet.prefill_tokens_per_s), "--speed-up", str(fleet.speed_up)]
         command += ["--speed-spread", str(SPEED_SPREAD), "--speed-seed", str(SPEED_SEED)]
         command += ["--control", str(control), "--grace-s", "0"]
+        if not events:
+            command.append("--no-kv-events")
         found: list[str] = []
 
         async def announced(child: Child) -> None:

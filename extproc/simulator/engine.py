@@ -113,7 +113,9 @@ class Engine:
 
     def _publish_kv_events(self) -> None:
         spec = self.spec
-        events = self.kv_events = self.cache.watcher = KvEvents(spec.block_tokens, lambda: self._faults, self._kv_load)
+        events = self.kv_events = self.cache.watcher = KvEvents(
+            spec.block_tokens, lambda: self._faults, self._kv_load, spec.speed_up
+        )
         if spec.kv_zmq:
             self.kv_publisher = ZmqPublisher(spec.kv_zmq, spec.kv_zmq_replay, spec.kv_zmq_topic)
             events.carriers.append(self.kv_publisher)

@@ -43,10 +43,14 @@ class Carrier(Protocol):
 class KvEvents:
     """Collects what the cache reports until the event loop's turn ends, which is the engine's step."""
 
-    def __init__(self, block_tokens: int, faults: Callable[[], Faults], load: Callable[[], Load]) -> None:
+    def __init__(
+        self, block_tokens: int, faults: Callable[[], Faults], load: Callable[[], Load], speed_up: float = 1.0
+    ) -> None:
+        """`speed_up`: of the engine's time, in which it tells its load."""
         self._block_tokens = block_tokens
         self._faults = faults
         self._load = load
+        self._tick_s = KV_LOAD_TICK_S / speed_up
         self._pending: list[Event] = []
         self._soon: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
@@ -108,7 +112,7 @@ class KvEvents:
         """It gets all batches from now on."""
         self._streams[stream] = None
         if self._tick is None:
-            self._tick = asyncio.get_running_loop().call_later(KV_LOAD_TICK_S, self._tell_load)
+            self._tick = asyncio.get_running_loop().call_later(self._tick_s, self._tell_load)
 
     def end(self, stream: Subscription) -> None:
         """It is gone."""
@@ -127,7 +131,7 @@ class KvEvents:
         self._tick = None
         if not self._streams:
             return
-        self._tick = asyncio.get_running_loop().call_later(KV_LOAD_TICK_S, self._tell_load)
+        self._tick = asyncio.get_running_loop().call_later(self._tick_s, self._tell_load)
         load = self._load()
         self._idle_ticks += 1
         if not load.running_requests and not load.waiting_requests and self._idle_ticks < KV_LOAD_IDLE_TICKS:

@@ -70,6 +70,12 @@ class Client:
                 answer.completes.append(message.complete)
         return answer
 
+    async def generate_anew(self, prompt: str | Sequence[int], **options: Any) -> Streamed:
+        """As `generate`, on a connection of its own: the other one may not have noticed yet that its engine is gone."""
+        channel_options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(self.engine.address, options=channel_options) as channel:
+            return await Client(self.engine, channel).generate(prompt, **options)
+
     async def load(self) -> pb.SchedulerLoad:
         """GetLoads of the only rank."""
         (load,) = (await self.stub.GetLoads(pb.GetLoadsRequest())).loads

@@ -55,7 +55,7 @@ async def test_faults_and_restart_on_order(start, tmp_path):
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await order('{"do": "restart", "engine": 0}') == {}
         # It remembers nothing, not even what it was told to do wrong.
-        await client.read(client.stub.Generate(client.request(PROMPT), wait_for_ready=True))
+        await client.generate_anew(PROMPT)
         assert await order('{"do": "kill", "engine": 0}') == {}
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(*client.engine.address.split(":"))

@@ -127,12 +127,11 @@ async def test_restarts_at_the_same_address_with_an_empty_cache(start, how):
         await broken(client)
     else:
         await client.engine.restart(0.0)
-    request = client.request(prompt)
     async with asyncio.timeout(10):
-        while client.engine.engine is ended:  # noqa: ASYNC110  # a process has no event for its successor
+        while client.engine.engine is ended or not client.engine.address:  # noqa: ASYNC110  # a process has no event for its successor
             await asyncio.sleep(0.01)
         client.engine.faults = Faults()
-        answer = await client.read(client.stub.Generate(request, wait_for_ready=True))
+        answer = await client.generate_anew(prompt)
     assert answer.complete().cached_tokens == 0
 
 
