@@ -24,7 +24,7 @@ from extproc.envoyconfig.binary import EnvoyBinary
 
 HOST = "127.0.0.1"
 ENGINES = 4
-POLICY = "least_load"
+POLICY = "ttft"
 _ENGINES_COMMAND = [sys.executable, "-m", "extproc.simulator", "--count", str(ENGINES), "--answers", "natural"]
 
 

@@ -92,8 +92,7 @@ class Tour:
         self._heading("The same conversation goes on")
         self._console.print(
             "Every turn sends all turns before it. A worker that has them in its KV cache computes only the rest. The "
-            f"policy {self._policy} does not look at caches yet: a turn hits one only when it happens to return to a "
-            "worker that has it."
+            f"policy {self._policy} knows who does, and goes elsewhere where waiting would take longer than computing."
         )
         rows = []
         for number, question in enumerate(_QUESTIONS[1:], start=2):

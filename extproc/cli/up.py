@@ -14,14 +14,21 @@ WAIT_S = 60.0
 
 
 class PolicyName(enum.StrEnum):
-    """The policies of the configuration file."""
+    """The policies of the configuration file that need no more than their name."""
 
+    TTFT = "ttft"
     LEAST_LOAD = "least_load"
+    POWER_OF_TWO = "power_of_two"
     ROUND_ROBIN = "round_robin"
     RANDOM = "random"
+    CONSISTENT_HASHING = "consistent_hashing"
+    PREFIX_HASH = "prefix_hash"
+    BUCKET = "bucket"
+    CACHE_AWARE = "cache_aware"
+    PASSTHROUGH = "passthrough"
 
 
-_POLICIES = "{}, {} or {}".format(*PolicyName)
+_POLICIES = "{} or {}".format(", ".join(list(PolicyName)[:-1]), PolicyName.PASSTHROUGH)
 
 
 def up(
@@ -34,8 +41,8 @@ def up(
         ),
     ],
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help=f"How a worker is chosen: {_POLICIES}. None looks at KV caches yet.")
-    ] = PolicyName.LEAST_LOAD.value,
+        str, typer.Option(metavar="NAME", help=f"How a worker is chosen: {_POLICIES}; docs/routing.md has them all.")
+    ] = PolicyName.TTFT.value,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="IP address to serve clients at.")] = "0.0.0.0",  # noqa: S104
     port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="Port to serve clients at.")] = 8080,
     envoy: Annotated[
@@ -78,7 +85,7 @@ def up(
         raise typer.BadParameter(str(error), param_hint="--host") from None
     if policy not in set(PolicyName):
         raise typer.BadParameter(
-            f"{policy!r} is no policy; take {_POLICIES}. Policies that look at KV caches do not exist yet.",
+            f"{policy!r} is no policy; take {_POLICIES}. `session` needs a key, hence a configuration file.",
             param_hint="--policy",
         )
     if not workers:

@@ -45,9 +45,18 @@ def find_conflicts(data: object) -> list[Conflict]:
     found += _workers(pools)
     found += _ranks(pools)
     found += _no_workers(pools)
+    found += _session_keys(pools)
     found += _listeners(data, pools)
     found += _processor_tls(data)
     return found
+
+
+def _session_keys(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
+    for path, pool in pools:
+        if _get(pool, "policy") == "session" and _get(_get(_get(pool, "options"), "session"), "key") is None:
+            yield Conflict(
+                (*path, "policy"), "the policy session signs tokens: name its key file in options.session.key"
+            )
 
 
 def _pool_names(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:

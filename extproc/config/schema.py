@@ -31,6 +31,7 @@ from extproc.config.fields import (
     written,
 )
 from extproc.config.fleet import Discover, Health, HttpHealth, LoadMetrics, Overload, SessionHeader, Tenants
+from extproc.config.policies import PolicyName, PolicyOptions
 
 
 class Tls(Section):
@@ -258,10 +259,31 @@ class Pool(Section):
         description="How reasoning is told from the answer's text: by its markers, `deepseek_r1` also where the first "
         "one is missing. `auto`: by what the chat template writes. `none`: it stays text.",
     )
-    policy: Literal["least_load", "round_robin", "random"] = Field(
-        default="least_load",
-        description="How a worker is chosen: `least_load` takes the one with the fewest prompt tokens dispatched and "
-        "not yet answered, `round_robin` each in turn, `random` any.",
+    policy: PolicyName = Field(
+        default="ttft",
+        description="How a worker is chosen: `ttft` takes the one that is expected to answer first, by its queue and "
+        "its KV cache; `least_load` the one with the fewest prompt tokens dispatched and not yet answered; "
+        "`power_of_two` the less loaded of two that chance picks; `round_robin` each in turn; `random` any; "
+        "`passthrough` the first; the others are described with their `options`. docs/routing.md says which to take.",
+    )
+    options: PolicyOptions = Field(default=written({}), description="Parameters of policies.")
+    block_tokens: Int | None = Field(
+        default=None,
+        ge=1,
+        le=65_536,
+        description="Tokens in a block of the workers' KV caches; what they report without it, else 32.",
+    )
+    kv_cache_tokens: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens that the KV cache of one worker holds; what the workers report without it, else 500,000.",
+    )
+    load_interval_s: Number = Field(
+        default=1.0,
+        ge=0,
+        le=3600,
+        description="Time between two questions to a worker about its load, by the engine protocol's own call, in "
+        "seconds; 0 for none. It shows what others send there.",
     )
     context_tokens: Int | None = Field(
         default=None,

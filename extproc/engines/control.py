@@ -38,6 +38,17 @@ class ModelInfo(Struct, frozen=True):
     data_parallel_size: int
 
 
+class RankLoad(Struct, frozen=True):
+    """What a worker says of one data-parallel rank."""
+
+    rank: int
+    waiting_requests: int
+    running_requests: int
+    waiting_uncached_tokens: int | None  # of prompts; None: it does not say
+    kv_usage: float  # 0 to 1
+    kv_tokens: int  # that its KV cache holds; 0: unknown
+
+
 class TokenizerArchive(Struct, frozen=True):
     """A worker's tokenizer folder as a zip."""
 
@@ -117,6 +128,28 @@ class WorkerControl:
         except grpc.RpcError as error:
             raise self._failed("GetModelInfo", error) from error
         return self._info(model, server)
+
+    async def loads(self, timeout_s: float) -> list[RankLoad] | None:
+        """GetLoads; None where the protocol or the worker does not have it. Raises ControlError."""
+        if not hasattr(self._stub, "GetLoads"):
+            return None
+        try:
+            answer = await self._stub.GetLoads(self._messages.GetLoadsRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            if hasattr(error, "code") and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise self._failed("GetLoads", error) from error
+        return [
+            RankLoad(
+                max(load.dp_rank, 0),
+                max(load.num_waiting_reqs, 0),
+                max(load.num_running_reqs, 0),
+                load.num_waiting_uncached_tokens if load.num_waiting_uncached_tokens > 0 else None,
+                min(max(load.token_usage, 0.0), 1.0),
+                max(load.max_total_num_tokens, 0),
+            )
+            for load in answer.loads
+        ]
 
     async def tokenizer(self, timeout_s: float, limit_bytes: int) -> TokenizerArchive:
         """GetTokenizer: a zip in chunks, its digest in the last. Raises ControlError."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from extproc.dialects.base import StreamRenderer, WholeRenderer
 from extproc.dialects.routes import Route
-from extproc.engines.base import Decoder, EngineEvent, ProtocolError
+from extproc.engines.base import Decoder, EngineEvent, ProtocolError, Tokens
 from extproc.exchange.application import AnswerHead, Begin, Piece
 from extproc.gateway import local_reply
 from extproc.ir import ErrorInfo, ErrorKind, Usage
@@ -60,6 +60,7 @@ class EngineAnswer:
         "_begun",
         "_decoder",
         "_foreign",
+        "_generated",
         "_headers",
         "_removed",
         "_reservation",
@@ -75,6 +76,7 @@ class EngineAnswer:
         self._route = parts.route
         self._account = parts.account
         self._reservation = parts.reservation
+        self._generated = parts.reservation.generated
         self._decoder = parts.decoder
         self._text = parts.text
         self._stream = parts.stream
@@ -123,7 +125,12 @@ class EngineAnswer:
     def _events(self, engine_events: list[EngineEvent]) -> Begin | Piece | None:
         if self._waiting:
             self._waiting = False
-            self._reservation.first_token()
+            self._reservation.first_token(self._decoder.cached_tokens)
+        generated = self._generated
+        if generated is not None:
+            for event in engine_events:
+                if type(event) is Tokens and not event.choice:
+                    generated.extend(event.ids)
         text = self._text
         events = text.feed(engine_events)
         if text.aborted:
@@ -190,7 +197,8 @@ class EngineAnswer:
 
     def _begin(self, content_type: str, body: bytes, *, end: bool = False) -> Begin:
         self._begun = True
-        return Begin(200, (("content-type", content_type), *self._headers), self._removed, body, end)
+        headers = (("content-type", content_type), *self._headers, *self._reservation.answer_headers())
+        return Begin(200, headers, self._removed, body, end)
 
     def _broken(self, error: ErrorInfo) -> Begin | Piece:
         """The answer's last words. Nothing of the upstream is waited for."""

@@ -42,6 +42,8 @@ class Gateway:
         self.body_limit_bytes = body_limit_bytes
         self.body_limits = body_limits
         self.tenants = tenants
+        self.route_headers = frozenset(name for each in backends.values() for name in each.pool.policy.headers)
+        """Request headers that some pool's policy looks at."""
         self._table = table
         self._backends = backends
         self._debug_clients = tuple(debug_clients)

@@ -12,19 +12,14 @@ from extproc.config.schema import Config
 from extproc.discovery.roster import Entry, Roster, static_roster
 from extproc.engines.registry import engine
 from extproc.gateway.backend import Backend
+from extproc.gateway.policies import build_policy
 from extproc.ir import ModelCard
 from extproc.observe.instruments import Counter
 from extproc.observe.metrics import Metrics
 from extproc.routing.admission import Admission, Caps, Refusal
 from extproc.routing.membership import Membership, Resilience, WorkerSpec
-from extproc.routing.policies import LeastLoad, Random, RoundRobin
 from extproc.routing.pool import ModelTable, ModelTarget, Pool
 from extproc.routing.worker import Worker
-
-_POLICIES: dict[str, type[LeastLoad | RoundRobin | Random]] = {
-    policy.name: policy for policy in (LeastLoad, RoundRobin, Random)
-}
-"""By the name that a configuration uses."""
 
 
 class Fleet(Struct, frozen=True):
@@ -40,7 +35,10 @@ class Fleet(Struct, frozen=True):
 
 
 def build_fleet(config: Config, roster: Roster | None = None) -> Fleet:
-    """`roster`: the workers of now; without it those of the configuration, which must have IP addresses."""
+    """`roster`: the workers of now; without it those of the configuration, which must have IP addresses.
+
+    Raises PolicyError.
+    """
     roster = static_roster(config) if roster is None else roster
     health = config.health
     resilience = Resilience(health.breaker_failures, health.breaker_open_s, health.slow_start_s)
@@ -52,7 +50,7 @@ def build_fleet(config: Config, roster: Roster | None = None) -> Fleet:
     for section in config.pools:
         members = Membership((), resilience, _call_later)
         members.update(specs(roster[section.name]))
-        pool = Pool(section.name, (), _POLICIES[section.policy](), config.envoy.retries, members)
+        pool = Pool(section.name, (), build_policy(section), config.envoy.retries, members)
         backends[pool.name] = Backend(
             pool,
             engine(section.engine),

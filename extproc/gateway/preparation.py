@@ -12,6 +12,7 @@ from pathlib import Path
 from extproc.config.schema import Pool as PoolSection
 from extproc.engines.control import ControlError, ModelInfo, connect
 from extproc.gateway.backend import Backend
+from extproc.routing.blocks import block_tokens_for
 from extproc.routing.worker import Worker
 from extproc.tokens.cache import TokenCache
 from extproc.tokens.model import ModelTokens
@@ -162,6 +163,9 @@ class Preparation:
             beside.replace(self._last)
 
     def _learn(self, info: ModelInfo | None) -> None:
+        prefixes = self._backend.pool.prefixes
+        if info is not None and prefixes is not None and self._section.block_tokens is None:
+            prefixes.resize(block_tokens_for(info.block_tokens))
         if info is not None and info.context_tokens and self._backend.context_tokens is None:
             self._backend.context_tokens = info.context_tokens
 

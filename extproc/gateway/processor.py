@@ -19,6 +19,7 @@ from extproc.gateway.gateway import Gateway
 from extproc.gateway.gauges import Gauges
 from extproc.gateway.pools import Fleet, build_fleet, limit, specs
 from extproc.gateway.preparation import Preparation
+from extproc.gateway.routing import Routing
 from extproc.gateway.tenants import tenant_headers
 from extproc.gateway.worker_checks import PoolChecks
 from extproc.observe.admin import Readiness
@@ -74,6 +75,7 @@ class Processor:
         self._roster = roster
         self.discovery: Discovery | None = None
         """Where this process finds its workers itself."""
+        self._routing: Routing | None = None
         self._exchanges: ExtProcService | None = None
         self._gateway: Gateway | None = None
         self._not_ready = {section.name for section in config.pools}
@@ -139,6 +141,7 @@ class Processor:
             tenants=tenant_headers(config.tenants),
         )
         limit(fleet, config, metrics)
+        self._routing = Routing(fleet, config, metrics)
         self._gateway = gateway
         exchanges = ExtProcService(gateway, deadline_s=limits.deadline_s, held_bodies_bytes=limits.held_bytes)
         self._exchanges = exchanges
@@ -218,6 +221,8 @@ class Processor:
         if self.discovery is not None:
             await self.discovery.stop()
         await asyncio.gather(*(checks.stop() for checks in self._checks))
+        if self._routing is not None:
+            await self._routing.stop()
         if self._exchanges is not None:
             self._exchanges.close()
         if self.fleet is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -96,6 +96,7 @@ class GatewayRequest:
         "_priority",
         "_request_id",
         "_route",
+        "_route_headers",
         "_tenant",
     )
 
@@ -107,6 +108,7 @@ class GatewayRequest:
         self._request_id = ""
         self._explain = False
         self._decision: Decision | None = None
+        self._route_headers: Mapping[str, str] = {}  # that policies look at
         self._tenant = ""
         self._priority = 0
 
@@ -136,6 +138,8 @@ class GatewayRequest:
         except RequestError as error:
             return self._error(error.info)
         self._explain = headers.get(DEBUG) == "1" and gateway.may_debug(_source(head))
+        if gateway.route_headers:
+            self._route_headers = {name: headers[name] for name in gateway.route_headers if name in headers}
         tenants = gateway.tenants
         if tenants is not None:
             self._tenant = tenants.tenant(headers)
@@ -194,7 +198,15 @@ class GatewayRequest:
         text = AnswerText(sampling, tokens, plan.reading)
         renderer = codec.stream(chat, identity) if chat.stream else None
         whole = None if chat.stream else codec.whole(chat, identity)
-        facts = RouteFacts(length, ids, tenant=self._tenant, priority=self._priority)
+        facts = RouteFacts(
+            length,
+            ids,
+            headers=self._route_headers,
+            keys={"user": chat.user} if chat.user else {},
+            tenant=self._tenant,
+            priority=self._priority,
+            streams=chat.stream,
+        )
         prepared = _Prepared(backend, facts, plan.losses, engine_request, decoder, text, renderer, whole)
         admission = backend.pool.admission
         if admission is None:

@@ -134,6 +134,8 @@ class LoadReadings:
                         worker.reported = ReportedLoad(
                             asked_s, load.waiting_requests, load.running_requests, load.kv_usage
                         )
+                        if load.waiting_requests is not None:
+                            worker.load.reported(asked_s, monotonic(), requests=load.waiting_requests)
                 else:
                     problem = f"http://{where}{section.path} answered with status {status}"
             except HttpGetError as error:

@@ -23,6 +23,7 @@ CANCELLED = "cancelled"
 
 _DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_ERROR_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24)
 _PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _TOKENS = tuple(float(4**power) for power in range(14))
 """Buckets as the conventions advise."""
@@ -118,6 +119,18 @@ class Metrics:
             "there for a higher priority.",
             ("pool", "reason"),
         )
+        self.decisions = CounterFamily(
+            "extproc_route_decisions",
+            "Workers chosen, by the rule of the pool's policy that decided.",
+            ("pool", "policy", "rule"),
+        )
+        self.estimate_error = HistogramFamily(
+            "extproc_route_estimate_error_seconds",
+            "How far the time to the first token, from the choice of the worker on, was from what the policy expected "
+            "(`direction`: later or earlier), of streamed answers.",
+            ("pool", "direction"),
+            _ERROR_S,
+        )
         self.models = frozenset(models)
         self._series: dict[tuple[str, str], _Series] = {}
         for pool in pools:  # a series that exists from the start shows its first event as an increase
@@ -136,6 +149,8 @@ class Metrics:
             self.protocol_errors,
             self.cancelled,
             self.deadlines,
+            self.decisions,
+            self.estimate_error,
             self.lost,
             self.queue_wait,
             self.admission_refused,

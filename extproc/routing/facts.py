@@ -35,6 +35,8 @@ class RouteFacts(Struct, eq=False):
     """Fields of the request's body that may name whose it is, such as `user`."""
     tenant: str = ""
     priority: int = 0
+    streams: bool = True
+    """The engine's answer comes token by token, so its first token is seen."""
 
     now_s: float = 0.0
     """When the worker is chosen, on the pool's clock."""

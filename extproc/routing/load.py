@@ -23,11 +23,11 @@ UNMEASURED = Pace(8_000.0, 0.03)
 class Work:
     """One request's part of a worker's load. Changed by `WorkerLoad` only."""
 
-    __slots__ = ("sent_s", "tokens")
+    __slots__ = ("silent", "tokens")
 
-    def __init__(self, tokens: int, sent_s: float) -> None:
+    def __init__(self, tokens: int, *, silent: bool) -> None:
         self.tokens = tokens  # of its prompt that the worker must compute
-        self.sent_s = sent_s
+        self.silent = silent  # its first token is not seen, as its answer comes whole
 
 
 class WorkerLoad:
@@ -39,6 +39,7 @@ class WorkerLoad:
         "_group_s",
         "_group_tokens",
         "_queue",
+        "_seen_tokens",
         "_sent_s",
         "_since_s",
         "decoding",
@@ -57,6 +58,7 @@ class WorkerLoad:
         self._group_s = 0.0  # what they took
         self._foreign_tokens = 0.0
         self._foreign_s = 0.0
+        self._seen_tokens = 1_000.0  # of a prompt, on average
         self.queued_tokens = 0  # uncached, of prompts without a first token
         self.decoding = 0  # requests that have had one
         self.peer_tokens = 0  # uncached prompt tokens that wait here, sent by other processors
@@ -76,8 +78,14 @@ class WorkerLoad:
         tokens: float = self.queued_tokens
         if tokens:
             done = (now_s - self._since_s) * self.pace.tokens_per_s
-            head = next(iter(self._queue)).tokens
-            tokens -= done if done < head else head
+            head = next(iter(self._queue))
+            if done < head.tokens:
+                tokens -= done
+            elif head.silent:
+                self._advance(now_s)
+                return self.backlog_tokens(now_s)
+            else:
+                tokens -= head.tokens
         tokens += self.peer_tokens
         if self._foreign_tokens:
             left = 1.0 - (now_s - self._foreign_s) / _FADES_IN_S
@@ -87,9 +95,17 @@ class WorkerLoad:
                 self._foreign_tokens = 0.0
         return tokens
 
-    def sent(self, tokens: int, now_s: float) -> Work:
-        """A prompt with so many uncached tokens goes to the worker."""
-        work = Work(tokens, now_s)
+    def _advance(self, now_s: float) -> None:
+        """The head of the queue must have been computed by now, and nothing will tell."""
+        head = next(iter(self._queue))
+        self._pop(head)
+        self._since_s = min(self._since_s + head.tokens / self.pace.tokens_per_s, now_s)
+        self._group_s = 0.0  # the next one's beginning is not known
+
+    def sent(self, tokens: int, now_s: float, *, silent: bool = False) -> Work:
+        """A prompt with so many uncached tokens goes to the worker. `silent`: its first token will not be seen."""
+        work = Work(tokens, silent=silent)
+        self._seen_tokens += 0.05 * (tokens - self._seen_tokens)
         if not self._queue:
             self._since_s = now_s
         self._queue[work] = None
@@ -102,13 +118,22 @@ class WorkerLoad:
         queue = self._queue
         if work not in queue:
             return
-        at_head = next(iter(queue)) is work
-        del queue[work]
+        before = 0
+        while (head := next(iter(queue))).silent and head is not work:
+            before += head.tokens  # prompts are computed in order, so it is done as well
+            self._pop(head)
+        self._pop(work)
+        if head is work and not work.silent:
+            self._measure(before + (work.tokens if computed is None else computed), now_s)
+            self._since_s = now_s
+        elif head is work:
+            self._since_s = now_s
+            self._group_s = 0.0
+
+    def _pop(self, work: Work) -> None:
+        del self._queue[work]
         self.queued_tokens -= work.tokens
         self.decoding += 1
-        if at_head:
-            self._measure(work.tokens if computed is None else computed, now_s)
-            self._since_s = now_s
 
     def _measure(self, tokens: int, now_s: float) -> None:
         took_s = now_s - self._since_s
@@ -131,14 +156,19 @@ class WorkerLoad:
         else:
             self.decoding -= 1
 
-    def reported(self, waiting_tokens: float, asked_s: float, now_s: float) -> None:
-        """The engine says that prompts of so many uncached tokens wait; it was asked at `asked_s`.
+    def reported(self, asked_s: float, now_s: float, *, requests: int, tokens: int | None = None) -> None:
+        """The engine says that so many requests wait, or prompts of so many uncached tokens; it was asked at `asked_s`.
 
         What nobody known has sent is strangers' load. A report from before our last dispatch says nothing: it lacks
         what we know, or has it already, and nobody can tell.
         """
-        if asked_s > self._sent_s:
-            self._foreign_tokens = 0.0
-            foreign = waiting_tokens - self.backlog_tokens(now_s)
-            self._foreign_tokens = max(foreign, 0.0)
-            self._foreign_s = now_s
+        if asked_s <= self._sent_s:
+            return
+        self._foreign_tokens = 0.0
+        known = self.backlog_tokens(now_s)
+        if tokens is not None:
+            strange = tokens - known
+        else:
+            strange = (requests - len(self._queue)) * self._seen_tokens - self.peer_tokens
+        self._foreign_tokens = max(strange, 0.0)
+        self._foreign_s = now_s

@@ -19,17 +19,29 @@ class Prefixes:
     A worker's slot is replaced when its engine restarts, so ask for it (`slot`) whenever it is used.
     """
 
-    def __init__(self, index: PrefixIndex, block_tokens: int, use: PrefixUse, kv_tokens: int) -> None:
-        """`kv_tokens`: what a worker's KV cache holds, where nobody knows better."""
+    def __init__(
+        self, index: PrefixIndex, block_tokens: int, use: PrefixUse, kv_tokens: int, *, kv_tokens_fixed: bool = False
+    ) -> None:
+        """`kv_tokens`: what a worker's KV cache holds, whatever it says (`kv_tokens_fixed`) or until it says so."""
         self.index = index
         self.block_tokens = block_tokens
         self.learns_answers = use.answers
-        self._bound = use.kv_tokens
+        self._fixed = kv_tokens_fixed or use.kv_tokens is not None
         self._kv_blocks = (use.kv_tokens or kv_tokens) // block_tokens
         self._slots: dict[Worker, Slot] = {}
         self._workers: dict[Slot, Worker] = {}
         self.with_events: set[Worker] = set()
         """Workers whose KV events come in: what was sent to them need not be remembered once they have answered."""
+
+    def resize(self, block_tokens: int) -> None:
+        """The engines' blocks are so long: what is known of others is void."""
+        if block_tokens != self.block_tokens:
+            kv_tokens = {worker: slot.kv_blocks * self.block_tokens for worker, slot in self._slots.items()}
+            self._kv_blocks = self._kv_blocks * self.block_tokens // block_tokens
+            self.block_tokens = block_tokens
+            for worker, tokens in kv_tokens.items():
+                self.restarted(worker)
+                self._slots[worker].kv_blocks = tokens // block_tokens
 
     def joined(self, worker: Worker) -> None:
         """It holds nothing yet."""
@@ -59,7 +71,7 @@ class Prefixes:
     def holds_tokens(self, worker: Worker, kv_tokens: int) -> None:
         """The worker says how large its KV cache is."""
         slot = self._slots.get(worker)
-        if slot is not None and self._bound is None and kv_tokens > 0:
+        if slot is not None and not self._fixed and kv_tokens > 0:
             slot.kv_blocks = kv_tokens // self.block_tokens
 
     def look_up(self, facts: RouteFacts, candidates: Sequence[Worker]) -> None:

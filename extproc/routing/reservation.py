@@ -39,8 +39,8 @@ class Decision(Struct, frozen=True, omit_defaults=True):
     worker: str
     address: str
     policy: str
-    reason: str
-    why: str
+    rule: str  # by which it was chosen: one of the policy's reasons
+    reason: str  # in words
     prompt_tokens: int
     candidates: tuple[Candidate, ...]  # the first few in the policy's order
     others: int = 0  # candidates that are not shown
@@ -117,7 +117,7 @@ class Reservation:
             pool = self._pool
             now_s = pool.clock()
             worker.load.first_token(self._work, now_s, self.prompt_tokens - cached_tokens if cached_tokens else None)
-            if self._estimate_s is not None:
+            if self._estimate_s is not None and self._facts.streams:
                 pool.estimate_seen(self._estimate_s, now_s - self._sent_s)
             if self._trial:
                 self.succeeded()
@@ -162,7 +162,7 @@ class Reservation:
         self._trial = breaker is not None and breaker.begins()
         facts = self._facts
         uncached = facts.prompt_tokens - facts.cached_tokens(worker)
-        self._work = worker.load.sent(uncached, now_s)
+        self._work = worker.load.sent(uncached, now_s, silent=not facts.streams)
         if self._waiting:
             worker.waiting_tokens += self.prompt_tokens
         else:

@@ -105,11 +105,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (["up", "--worker-urls", "http://a:1"], "grpc://a:1"),
         (["up", "--worker-urls", "grpc://a"], "no port"),
         (["up", "--worker-urls", ","], "no worker"),
-        (
-            ["up", "--worker-urls", "grpc://a:1", "--policy", "cache_aware"],
-            "Policies that look at KV caches do not exist yet",
-        ),
-        (["up", "--worker-urls", "grpc://a:1", "--policy", "fastest"], "least_load, round_robin or random"),
+        (["up", "--worker-urls", "grpc://a:1", "--policy", "session"], "needs a key"),
+        (["up", "--worker-urls", "grpc://a:1", "--policy", "fastest"], "ttft, least_load"),
         (["up", "--worker-urls", "grpc://a:1", "--host", "example.org"], "host name"),
         (["demo", "--port", "70000"], "65535"),
         (["simulate", "--count", "0"], "--count"),

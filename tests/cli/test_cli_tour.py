@@ -89,7 +89,7 @@ async def test_a_tour_that_went_well_shows_answers_workers_and_measurements(gate
     assert "turn 4" in output
     assert " 32 " in output
     assert "████ 4" in output
-    assert "policy round_robin does not look at caches yet" in " ".join(output.split())
+    assert "policy round_robin knows who does" in " ".join(output.split())
 
 
 async def test_an_errors_json_can_be_copied_from_a_narrow_terminal(gateway: Gateway) -> None:

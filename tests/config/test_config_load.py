@@ -33,7 +33,7 @@ def problems(folder: Path, text: str | bytes) -> list[Problem]:
 def test_a_small_file_gets_all_defaults(tmp_path: Path) -> None:
     config = load(write(tmp_path, POOL))
     (pool,) = config.pools
-    assert (pool.name, pool.engine, pool.policy, pool.tokenizer) == ("chat", "vllm", "least_load", "worker")
+    assert (pool.name, pool.engine, pool.policy, pool.tokenizer) == ("chat", "vllm", "ttft", "worker")
     assert pool.models[0].name == "tiny"
     assert pool.workers[0].address == HostPort("10.0.0.1", 1)
     assert pool.workers[0].label == "10.0.0.1:1"

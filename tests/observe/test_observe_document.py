@@ -35,6 +35,8 @@ async def test_every_metric_is_described() -> None:
     account.closes()
     metrics.series("m", "chat")
     metrics.queue_wait.child("main")
+    metrics.decisions.child("main", "ttft", "cached")
+    metrics.estimate_error.child("main", "later")
     metrics.admission_refused.child("main", "queue_full")
     exchanges = ExtProcService(gateway, deadline_s=1.0, held_bodies_bytes=1)
     metrics.registry.register(Gauges(fleet, exchanges, [Ngh2Server({})], LoopTurns(), TokenCache(1)))

@@ -102,8 +102,8 @@ def test_a_decision_shows_what_the_policy_saw() -> None:
         (decision.worker, 0),
         (first.worker.label, 100),
     ]
-    assert decision.reason == "least_load"
-    assert decision.why == "least load of 2: 0 prompt tokens waiting, 0 running"
+    assert decision.rule == "least_load"
+    assert decision.reason == "least load of 2: 0 prompt tokens waiting, 0 running"
 
 
 def test_load_moves_to_the_host_that_served() -> None:

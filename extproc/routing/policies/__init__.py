@@ -6,6 +6,27 @@ does no I/O.
 
 from extproc.routing.policies.base import Policy, PrefixUse, Ranking
 from extproc.routing.policies.blind import Passthrough, Random, RoundRobin
+from extproc.routing.policies.bucket import Bucket
+from extproc.routing.policies.cache_aware import CacheAware
+from extproc.routing.policies.keyed import ConsistentHashing, PrefixHash
 from extproc.routing.policies.loaded import LeastLoad, PowerOfTwo
+from extproc.routing.policies.session import Session, SessionTokens
+from extproc.routing.policies.ttft import Ttft
 
-__all__ = ["LeastLoad", "Passthrough", "Policy", "PowerOfTwo", "PrefixUse", "Random", "Ranking", "RoundRobin"]
+__all__ = [
+    "Bucket",
+    "CacheAware",
+    "ConsistentHashing",
+    "LeastLoad",
+    "Passthrough",
+    "Policy",
+    "PowerOfTwo",
+    "PrefixHash",
+    "PrefixUse",
+    "Random",
+    "Ranking",
+    "RoundRobin",
+    "Session",
+    "SessionTokens",
+    "Ttft",
+]
