@@ -73,7 +73,7 @@ class Batch(Struct, frozen=True, gc=False):
     rank: int | None = None  # data-parallel; None: the engine does not say
     load: Load | None = None
     load_only: bool = False  # no batch of events: it repeats the sequence of the last one
-    snapshot: bool = False  # a piece of all that the cache holds, not what has changed
+    lacks: int | None = None  # a piece of all that the cache holds, without what so many lost batches stored
 
 
 def namespace(lora: str | None, salt: str | None) -> str:
