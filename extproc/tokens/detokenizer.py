@@ -64,7 +64,10 @@ class DetokenizerTable:
 
     def detokenizer(self, skip_special: bool, shown: frozenset[int] = frozenset()) -> Detokenizer:
         """For one choice. `skip_special` leaves out the tokens that the tokenizer declares as special, but `shown`."""
-        return self._make(self._special - shown if skip_special else frozenset())
+        if not skip_special:
+            return self._make(frozenset())
+        # A new set would have to be hashed, for 10 us a request.
+        return self._make(self._special - shown if shown else self._special)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token anywhere but at the start, special ones included; empty for an unknown id."""
