@@ -104,7 +104,11 @@ async def test_workers_are_added_drained_and_removed_under_load_and_no_request_f
         await eventually(served_by_all, "the new worker serves", 15.0)
 
         assert (await http.post(f"/workers/main/{first}/drain")).status_code == 202
-        await eventually(lambda: _idle(stack, first), "the drained worker at rest", 15.0)
+
+        async def drained() -> bool:
+            return (await states(http))[first] == "draining" and _idle(stack, first)
+
+        await eventually(drained, "the drained worker at rest", 15.0)
         before = answered(stack.engines[0])
         await load.goes_on()
         assert answered(stack.engines[0]) == before
