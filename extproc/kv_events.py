@@ -10,7 +10,11 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-__all__ = ["Batch", "Cleared", "Event", "Load", "Removed", "Stored", "Tier", "Unusable", "namespace"]
+__all__ = ["Batch", "Cleared", "Event", "KvEventsError", "Removed", "Stored", "Tier", "Unusable", "namespace"]
+
+
+class KvEventsError(Exception):
+    """What came is no batch of events."""
 
 
 class Tier(IntEnum):
@@ -56,14 +60,6 @@ class Unusable(Struct, frozen=True, gc=False):
 Event = Stored | Removed | Cleared | Unusable
 
 
-class Load(Struct, frozen=True, gc=False):
-    """What the engine has to do, told beside its events."""
-
-    running_requests: int
-    waiting_requests: int
-    kv_usage: float  # 0 to 1
-
-
 class Batch(Struct, frozen=True, gc=False):
     """What one message carries: the events of one step of the engine, in order."""
 
@@ -71,8 +67,7 @@ class Batch(Struct, frozen=True, gc=False):
     timestamp_s: float  # when the engine made it, Unix time
     events: Sequence[Event]
     rank: int | None = None  # data-parallel; None: the engine does not say
-    load: Load | None = None
-    load_only: bool = False  # no batch of events: it repeats the sequence of the last one
+    load_only: bool = False  # a record of the engine's load, which repeats the number of the last batch
     lacks: int | None = None  # a piece of all that the cache holds, without what so many lost batches stored
 
 

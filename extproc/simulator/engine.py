@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from smg_grpc_proto.generated import vllm_engine_pb2
 
-from extproc import kv_events
 from extproc.simulator import constants
 from extproc.simulator.answer import Answer, plan
 from extproc.simulator.artifacts import Artifacts
@@ -20,6 +19,7 @@ from extproc.simulator.faults import Faults
 from extproc.simulator.generate import Generation
 from extproc.simulator.kv_cache import KvCache
 from extproc.simulator.kv_events import KvEvents
+from extproc.simulator.kv_events import Load as KvLoad
 from extproc.simulator.kv_publisher import ZmqPublisher
 from extproc.simulator.scheduler import Scheduler
 from extproc.simulator.spec import Answers, EngineSpec
@@ -120,10 +120,10 @@ class Engine:
             self.kv_publisher = ZmqPublisher(spec.kv_zmq, spec.kv_zmq_replay, spec.kv_zmq_topic)
             events.carriers.append(self.kv_publisher)
 
-    def _kv_load(self) -> kv_events.Load:
+    def _kv_load(self) -> KvLoad:
         batch, cache = self._scheduler.batch, self.cache
         usage = cache.held_blocks / cache.capacity_blocks if cache.capacity_blocks else 0.0
-        return kv_events.Load(batch.running_sequences, batch.waiting_sequences, usage)
+        return KvLoad(batch.running_sequences, batch.waiting_sequences, usage)
 
     # Health and faults.
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 from google.protobuf.message import DecodeError
 from smg_grpc_proto.generated import common_pb2
 
-from extproc.kv_events import Batch, Cleared, Event, Load, Removed, Stored
+from extproc.kv_events import Batch, Cleared, Event, Removed, Stored
 from extproc.simulator.constants import KV_LOAD_IDLE_TICKS, KV_LOAD_TICK_S
 from extproc.simulator.faults import Faults
 from extproc.transport.service import Call, CallHandler
@@ -24,6 +25,15 @@ from extproc.transport.status import Status
 
 KIND = "full_attention"
 MEDIUM = "GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What records of the load say."""
+
+    running: int
+    waiting: int
+    kv_usage: float  # 0 to 1
 
 
 class _Openable(Protocol):
@@ -94,7 +104,7 @@ class KvEvents:
         lost = faults.kv_lose_every > 0 and self.sequence % faults.kv_lose_every == faults.kv_lose_every - 1
         if not self._streams and not self.carriers:
             return
-        batch = Batch(self.sequence, time.time(), events, 0, self._load())
+        batch = Batch(self.sequence, time.time(), events, 0)
         for carrier in self.carriers:
             carrier.publish(batch, lost=lost)
         if self._streams and not lost:
@@ -134,22 +144,21 @@ class KvEvents:
         self._tick = asyncio.get_running_loop().call_later(self._tick_s, self._tell_load)
         load = self._load()
         self._idle_ticks += 1
-        if not load.running_requests and not load.waiting_requests and self._idle_ticks < KV_LOAD_IDLE_TICKS:
+        if not load.running and not load.waiting and self._idle_ticks < KV_LOAD_IDLE_TICKS:
             return
         self._idle_ticks = 0
         for stream in self._streams:
             if stream.last is not None:
-                stream.tell(self._message(Batch(stream.last, time.time(), (), 0, load, load_only=True)))
+                stream.tell(self._message(Batch(stream.last, time.time(), (), 0, load_only=True)))
 
     def _message(self, batch: Batch) -> bytes:
         message = common_pb2.KvEventBatch(sequence_number=batch.sequence, timestamp=batch.timestamp_s, dp_rank=0)
-        load = batch.load
-        if load is not None:
-            record = message.load
-            record.running_requests = load.running_requests
-            record.waiting_requests = load.waiting_requests
-            record.token_usage = load.kv_usage
-            record.load_only = batch.load_only
+        load = self._load()
+        record = message.load
+        record.running_requests = load.running
+        record.waiting_requests = load.waiting
+        record.token_usage = load.kv_usage
+        record.load_only = batch.load_only
         for event in batch.events:
             self._event_id += 1
             into = message.events.add(event_id=self._event_id)
