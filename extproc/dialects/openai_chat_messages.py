@@ -43,6 +43,7 @@ class Message(Struct, forbid_unknown_fields=True, gc=False):
     reasoning: _Anything = UNSET
     reasoning_details: _Anything = UNSET
     thinking_blocks: _Anything = UNSET
+    parsed: _Anything = UNSET  # what the SDK's helpers made of the content; it adds nothing
 
 
 _RARE_MESSAGE_FIELDS = tuple(name for name in Message.__struct_fields__[4:] if name in MESSAGE_RULES)

@@ -54,6 +54,7 @@ class _File(Struct):
 class _CalledFunction(Struct, forbid_unknown_fields=True):
     name: Annotated[str, "a function's name"]
     arguments: Annotated[str | dict[str, Any], "JSON text"] = ""
+    parsed_arguments: Annotated[Raw | UnsetType, "another value"] = UNSET  # the SDK's, made of the arguments
 
 
 class _CalledCustom(Struct, forbid_unknown_fields=True):

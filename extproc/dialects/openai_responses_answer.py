@@ -337,7 +337,9 @@ class ResponseStream:
         if kind is _FUNCTION or kind is _CUSTOM:
             field = "arguments" if kind is _FUNCTION else "input"
             item[field] = text
-            self._event(pieces, done, where + b'"%b":%b' % (field.encode(), _json(text)))
+            # OpenAI's SDK of the major version 2 asks for the name there.
+            name = b'"name":%b,' % _json(item["name"]) if kind is _FUNCTION else b""
+            self._event(pieces, done, where + name + b'"%b":%b' % (field.encode(), _json(text)))
             return
         part = _part(kind, text, logprobs)
         item["summary" if kind is _SUMMARY else "content"].append(part)

@@ -39,6 +39,7 @@ class InputPart(Struct, forbid_unknown_fields=True, gc=False):
     prompt_cache_breakpoint: _Anything = UNSET
     annotations: _Anything = UNSET
     logprobs: _Anything = UNSET
+    parsed: _Anything = UNSET  # what the SDK's helpers made of the text; it adds nothing
 
 
 class InputItem(Struct, forbid_unknown_fields=True, gc=False):
@@ -60,6 +61,7 @@ class InputItem(Struct, forbid_unknown_fields=True, gc=False):
     namespace: _Anything = UNSET
     caller: _Anything = UNSET
     async_: _Anything = msgspec.field(default=UNSET, name="async")
+    parsed_arguments: _Anything = UNSET  # the SDK's, made of the arguments
 
 
 _ROLES: dict[str, _Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "developer"}
