@@ -5,16 +5,18 @@
 #   make lint                    formatting, lint, types
 #   make format                  mend formatting and what lint can mend
 #   make test-engines            the chat tests against real engines; installs gigabytes, takes minutes
+#   make test-sdks               official SDKs of several majors, Python and JavaScript; installs 0.5 GB the first time
 #   make bench                   CPU per request and token, beside SMG; about ten minutes; --rows, --runs in ARGS
 #   make bench-tokens            CPU per request by kind of prompt, beside SMG; about twenty minutes
 #   make bench-routing           time to first token of real traffic, beside SMG; TRACE=FILE; about fifteen minutes
 #   make bench-index             the prefix index: time, memory, the loop's longest turn; a minute or two
+#   make bench-routing-sim       the same traffic and policies in simulation, fleets of up to 512 workers; ten minutes
 #   make bench-transport         benchmarks/bench_transport.py; so with every other benchmark there
 #   make clean                   remove .venv and what tools left behind
 #
 # PYTHON=/path/to/python3 names the interpreter to use.
 
-.PHONY: demo test lint format test-engines bench bench-tokens bench-routing clean help
+.PHONY: demo test lint format test-engines test-sdks bench bench-tokens bench-routing bench-routing-sim clean help
 .DEFAULT_GOAL := help
 
 VENV := .venv
@@ -37,11 +39,14 @@ lint: $(BIN)/made-for-tests
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n 4 -m 'not engines' $(ARGS)
+	$(BIN)/pytest -n 4 -m 'not engines and not sdks' $(ARGS)
 
 test-engines: $(BIN)/made-for-tests
 	$(BIN)/python tests/engines_real/install.py
 	$(BIN)/pytest -m engines tests/engines_real $(ARGS)
+
+test-sdks: $(BIN)/made-for-tests
+	$(BIN)/pytest -m sdks tests/e2e/test_e2e_sdks.py $(ARGS)
 
 # SMG has an environment of its own, as it brings its own versions of grpcio and protobuf.
 SMG_VERSION := 1.13.0
@@ -59,6 +64,10 @@ TRACE ?= ../shared/traces
 bench-routing: $(BIN)/made-for-tests $(SMG)/made
 	@exec $(BIN)/python -I -S extproc/cli/tether.py exec $$PPID --signal TERM \
 		$(BIN)/python -m benchmarks.routing --smg $(SMG)/bin/smg --trace $(TRACE) $(ARGS)
+
+# Simulated on one process's own clock: no servers, and no SMG.
+bench-routing-sim: $(BIN)/made-for-tests
+	@exec $(BIN)/python -m benchmarks.routing_sim --trace $(TRACE) $(ARGS)
 
 $(SMG)/made: | $(BIN)/made-for-use
 	@echo "installing SMG $(SMG_VERSION)"
