@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
+from time import perf_counter
 
 from benchmarks.routing.trace import BLOCK_TOKENS, Request
 from benchmarks.routing_sim.engine import Engine, Job
@@ -96,6 +97,7 @@ class Replay:
         self._ideal = ideal
         self._now_s = 0.0
         self.outcome = Outcome()
+        self.deciding_s = 0.0  # real time that decisions took, without hashing
         self._workers = [
             Worker(f"w{number}", f"10.0.{number >> 8}.{number & 255}:1") for number in range(fleet.workers)
         ]
@@ -193,7 +195,9 @@ class Replay:
         facts = RouteFacts(len(ids), ids)
         hashes = facts.hashes = chain(ids, _root(block_tokens), block_tokens)
         facts.block_tokens = block_tokens
+        began_s = perf_counter()
         reservation = self._pool.reserve(facts)
+        self.deciding_s += perf_counter() - began_s
         engine = self._engines[reservation.worker]
         outcome = self.outcome
         job: Job

@@ -40,7 +40,7 @@ class TtftOptions(Section):
         "together on fewer workers.",
     )
     near_percent: Number = Field(
-        default=5.0,
+        default=2.0,
         ge=0,
         le=100,
         description="Workers this much worse than the best are as good, and chance decides between them, so that "

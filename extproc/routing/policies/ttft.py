@@ -35,7 +35,7 @@ class Ttft(Policy):
         self,
         *,
         eviction_price: float = 1.0,
-        near: float = 0.05,
+        near: float = 0.02,
         rng: random.Random | None = None,
     ) -> None:
         """`near`: costs within this share of the least are equal, and chance decides."""
