@@ -34,6 +34,7 @@ class WorkerLoad:
     """Of one worker, as one processor sees it. Times are on one clock, that of the caller."""
 
     __slots__ = (
+        "_exact",
         "_foreign_s",
         "_foreign_tokens",
         "_group_s",
@@ -53,6 +54,7 @@ class WorkerLoad:
     def __init__(self) -> None:
         self._queue: OrderedDict[Work, None] = OrderedDict()
         self._since_s = 0.0  # since when the head of the queue is computed
+        self._exact = True  # that is known to the step, and not guessed
         self._sent_s = 0.0  # the last dispatch
         self._group_tokens = 0  # of the prompts whose first tokens came last, together
         self._group_s = 0.0  # what they took
@@ -77,15 +79,12 @@ class WorkerLoad:
         """Uncached prompt tokens that must be computed before a prompt that comes now. Hot."""
         tokens: float = self.queued_tokens
         if tokens:
-            done = (now_s - self._since_s) * self.pace.tokens_per_s
             head = next(iter(self._queue))
-            if done < head.tokens:
-                tokens -= done
-            elif head.silent:
-                self._advance(now_s)
+            done = (now_s - self._since_s) * self.pace.tokens_per_s
+            if head.silent and done >= head.tokens:
+                self._advance(done)
                 return self.backlog_tokens(now_s)
-            else:
-                tokens -= head.tokens
+            tokens -= done if done < head.tokens else head.tokens
         tokens += self.peer_tokens
         if self._foreign_tokens:
             left = 1.0 - (now_s - self._foreign_s) / _FADES_IN_S
@@ -95,12 +94,14 @@ class WorkerLoad:
                 self._foreign_tokens = 0.0
         return tokens
 
-    def _advance(self, now_s: float) -> None:
-        """The head of the queue must have been computed by now, and nothing will tell."""
-        head = next(iter(self._queue))
-        self._pop(head)
-        self._since_s = min(self._since_s + head.tokens / self.pace.tokens_per_s, now_s)
-        self._group_s = 0.0  # the next one's beginning is not known
+    def _advance(self, done: float) -> None:
+        """The first of the queue must have been computed by now, and nothing will tell. `done`: tokens since then."""
+        tokens_per_s = self.pace.tokens_per_s
+        while self._queue and (head := next(iter(self._queue))).silent and done >= head.tokens:
+            done -= head.tokens
+            self._since_s += head.tokens / tokens_per_s
+            self._pop(head)
+        self._exact = False
 
     def sent(self, tokens: int, now_s: float, *, silent: bool = False) -> Work:
         """A prompt with so many uncached tokens goes to the worker. `silent`: its first token will not be seen."""
@@ -108,6 +109,7 @@ class WorkerLoad:
         self._seen_tokens += 0.05 * (tokens - self._seen_tokens)
         if not self._queue:
             self._since_s = now_s
+            self._exact = True
         self._queue[work] = None
         self.queued_tokens += tokens
         self._sent_s = now_s
@@ -128,7 +130,7 @@ class WorkerLoad:
             self._since_s = now_s
         elif head is work:
             self._since_s = now_s
-            self._group_s = 0.0
+            self._exact = False
 
     def _pop(self, work: Work) -> None:
         del self._queue[work]
@@ -136,25 +138,24 @@ class WorkerLoad:
         self.decoding += 1
 
     def _measure(self, tokens: int, now_s: float) -> None:
-        took_s = now_s - self._since_s
-        if took_s < _ONE_STEP_S:
+        took_s = now_s - self._since_s if self._exact else 0.0
+        if self._exact and took_s < _ONE_STEP_S:
             self._group_tokens += tokens
             return
         if self._group_s and not self._foreign_tokens and not self.peer_tokens:
             self.meter.add(self._group_tokens, self._group_s, self.pace)
         self._group_tokens = tokens
         self._group_s = took_s
+        self._exact = True
 
-    def ended(self, work: Work) -> None:
+    def ended(self, work: Work, now_s: float) -> None:
         """The request is over, or goes elsewhere."""
         if work in self._queue:
-            head = next(iter(self._queue)) is work
-            del self._queue[work]
-            self.queued_tokens -= work.tokens
-            if head:
-                self._group_s = 0.0  # how long the next has been computed is not known
-        else:
-            self.decoding -= 1
+            if next(iter(self._queue)) is work:
+                self._since_s = now_s  # the next one's turn, which perhaps began before
+                self._exact = False
+            self._pop(work)
+        self.decoding -= 1
 
     def reported(self, asked_s: float, now_s: float, *, requests: int, tokens: int | None = None) -> None:
         """The engine says that so many requests wait, or prompts of so many uncached tokens; it was asked at `asked_s`.

@@ -34,7 +34,7 @@ class Prefixes:
         """Workers whose KV events come in: what was sent to them need not be remembered once they have answered."""
 
     def resize(self, block_tokens: int) -> None:
-        """The engines' blocks are so long: what is known of others is void."""
+        """The engines' blocks are so long: what is known of others is void, and every worker gets a new slot."""
         if block_tokens != self.block_tokens:
             kv_tokens = {worker: slot.kv_blocks * self.block_tokens for worker, slot in self._slots.items()}
             self._kv_blocks = self._kv_blocks * self.block_tokens // block_tokens

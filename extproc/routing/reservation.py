@@ -83,11 +83,10 @@ class Reservation:
         self._estimate_s = estimate_s
         self._rest: tuple[int, bytes] | None = None
         prefixes = pool.prefixes
-        if prefixes is not None and facts.hashes is not None:
-            if prefixes.learns_answers:
-                self.generated = array("I")
-                self._rest = prefixes.rest(facts)
-            facts.forget_ids()
+        if prefixes is not None and facts.hashes is not None and prefixes.learns_answers:
+            self.generated = array("I")
+            self._rest = prefixes.rest(facts)
+        facts.forget_ids()
         self._waiting = True
         self._settled = False
         self._trial = False
@@ -176,7 +175,7 @@ class Reservation:
         worker.running -= 1
         if self._waiting:
             worker.waiting_tokens -= self.prompt_tokens
-        worker.load.ended(self._work)
+        worker.load.ended(self._work, self._pool.clock())
         facts = self._facts
         prefixes = self._pool.prefixes
         if prefixes is None or facts.hashes is None:

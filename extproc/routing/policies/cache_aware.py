@@ -79,6 +79,8 @@ class CacheAware(Policy):
             ranked += [worker for worker in candidates if worker not in ranked]
         chosen = ranked[0]
         sent[chosen.address] = sent.get(chosen.address, 0) + 1
+        if len(sent) > 2 * len(candidates) + 64:  # some have left
+            self._sent = {worker.address: sent.get(worker.address, 0) for worker in candidates}
         branch = ("event_hit" if by_events else "tree_match") if light else "spill" if holders else "miss"
         if branch in ("spill", "miss"):
             branch = ("event_" if by_events else "tree_") + branch
