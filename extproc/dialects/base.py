@@ -11,7 +11,17 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from extproc.ir import ChatRequest, ErrorInfo, Event, ModelCard, Operation, Usage
+from extproc.ir import (
+    ChatRequest,
+    Embedding,
+    EmbedRequest,
+    ErrorInfo,
+    Event,
+    ModelCard,
+    Operation,
+    TextRequest,
+    Usage,
+)
 
 
 class Inbound(Struct, frozen=True):
@@ -103,6 +113,34 @@ class ChatCodec(Protocol):
     def whole(self, request: ChatRequest, identity: AnswerIdentity) -> WholeRenderer: ...
 
 
+class TextCodec(Protocol):
+    """A client API that continues texts. Choices are counted through, prompt after prompt."""
+
+    id_prefix: str  # of answers
+
+    def parse(self, inbound: Inbound, body: bytes) -> TextRequest:
+        """Raises RequestError."""
+        ...
+
+    def stream(self, request: TextRequest, identity: AnswerIdentity, echoes: Sequence[str]) -> StreamRenderer:
+        """`echoes`: the prompts' texts where they are to stand before the answers, else empty."""
+        ...
+
+    def whole(self, request: TextRequest, identity: AnswerIdentity, echoes: Sequence[str]) -> WholeRenderer: ...
+
+
+class EmbedCodec(Protocol):
+    """A client API that embeds texts."""
+
+    def parse(self, inbound: Inbound, body: bytes) -> EmbedRequest:
+        """Raises RequestError."""
+        ...
+
+    def render(self, request: EmbedRequest, embeddings: Sequence[Embedding]) -> Rendered:
+        """`embeddings`: of the request's inputs, in their order."""
+        ...
+
+
 class CountCodec(Protocol):
     """A client API that counts the tokens of a conversation's prompt."""
 
@@ -136,5 +174,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     claims: Callable[[Inbound], bool] = lambda inbound: False  # unknown URLs whose clients read this dialect's errors
     request_id_header: str = "x-request-id"  # in answers
     chat: ChatCodec | None = None
+    text: TextCodec | None = None
+    embed: EmbedCodec | None = None
     count: CountCodec | None = None
     models: ModelsCodec | None = None

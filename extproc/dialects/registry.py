@@ -6,6 +6,8 @@ from extproc.dialects.anthropic import anthropic
 from extproc.dialects.base import Dialect
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat import openai_chat
+from extproc.dialects.openai_completions import openai_completions
+from extproc.dialects.openai_embeddings import openai_embeddings
 from extproc.dialects.openai_models import openai_models
 from extproc.dialects.openai_responses import openai_responses
 from extproc.dialects.vllm_tokenize import vllm_tokenize
@@ -16,6 +18,8 @@ def all_dialects(limits: BodyLimits) -> tuple[Dialect, ...]:
     return (
         openai_chat(limits),
         openai_responses(limits),
+        openai_completions(limits),
+        openai_embeddings(limits),
         anthropic(limits),
         openai_models(),
         vllm_tokenize(),

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from extproc.ir import ErrorInfo, FinishReason, OutputFormat, Sampling
+from extproc.ir import Embedding, ErrorInfo, FinishReason, OutputFormat, Sampling
 
 
 class TokenScores(Struct, gc=False):
@@ -69,6 +69,20 @@ class Decoder(Protocol):
         ...
 
 
+class VectorDecoder(Protocol):
+    """Bytes of one answer to `embed`."""
+
+    vector: Embedding | None  # once it has come
+
+    def feed(self, data: bytes) -> None:
+        """Raises ProtocolError on bytes that are not the engine's protocol."""
+        ...
+
+    def end(self, trailers: Mapping[str, str]) -> ErrorInfo | None:
+        """The stream's end: None if it ended well, with a vector, else what went wrong."""
+        ...
+
+
 class Engine(Protocol):
     """One engine protocol."""
 
@@ -92,6 +106,14 @@ class Engine(Protocol):
 
     def decoder(self, choices: int) -> Decoder:
         """A decoder for one answer to `generate`, streamed or not, with so many choices."""
+        ...
+
+    def embed(self, request_id: str, prompt: Sequence[int]) -> EngineRequest:
+        """Raises RequestError (UNSUPPORTED) where the protocol has no embeddings."""
+        ...
+
+    def vector_decoder(self) -> VectorDecoder:
+        """A decoder for one answer to `embed`."""
         ...
 
 

@@ -18,7 +18,15 @@ from smg_grpc_proto.generated.mlx_engine_pb2 import (
     SamplingParams,
 )
 
-from extproc.engines.base import Decoder, Ended, EngineEvent, EngineRequest, ProtocolError, Tokens
+from extproc.engines.base import (
+    Decoder,
+    Ended,
+    EngineEvent,
+    EngineRequest,
+    ProtocolError,
+    Tokens,
+    VectorDecoder,
+)
 from extproc.engines.fields import logprobs_to_ask, scores
 from extproc.engines.grpc_status import error_of
 from extproc.engines.prompt_field import PromptField
@@ -69,6 +77,21 @@ class MlxEngine:
     def decoder(self, choices: int) -> Decoder:
         """For the answer to one `generate`, which has one choice."""
         return MlxDecoder()
+
+    def embed(self, request_id: str, prompt: Sequence[int]) -> EngineRequest:
+        """Its protocol has no embeddings."""
+        raise RequestError(
+            ErrorInfo(
+                kind=ErrorKind.UNSUPPORTED,
+                message="This model's engine gives no embeddings.",
+                param="model",
+                code="unsupported_value",
+            )
+        )
+
+    def vector_decoder(self) -> VectorDecoder:
+        """Nobody gets that far."""
+        raise NotImplementedError("mlx gives no embeddings")
 
 
 def _unsupported(field: str, what: str) -> RequestError:

@@ -25,6 +25,7 @@ from extproc.engines.fields import logprobs_to_ask, scores
 from extproc.engines.grpc_status import error_of
 from extproc.engines.prompt_field import PromptField
 from extproc.engines.rank_field import RankField
+from extproc.engines.vllm_embed import VllmVectorDecoder, embed_request
 from extproc.ir import ErrorInfo, ErrorKind, FinishReason, OutputFormat, Sampling
 from extproc.transport.framing import Deframer, FramingError
 
@@ -69,6 +70,14 @@ class VllmEngine:
     def decoder(self, choices: int) -> Decoder:
         """For the answer to one `generate`."""
         return VllmDecoder(choices)
+
+    def embed(self, request_id: str, prompt: Sequence[int]) -> EngineRequest:
+        """The gRPC request for one vector."""
+        return embed_request(request_id, prompt)
+
+    def vector_decoder(self) -> VllmVectorDecoder:
+        """For the answer to one `embed`."""
+        return VllmVectorDecoder()
 
 
 def _fill_sampling(params: SamplingParams, sampling: Sampling) -> None:

@@ -31,7 +31,7 @@ _TRUNCATED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine's answer 
 _UNREADABLE = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine sent an answer that cannot be read.")
 _ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave the request up.", code="aborted")
 
-_FAULTS = frozenset((ErrorKind.SERVER, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT))
+FAULTS = frozenset((ErrorKind.SERVER, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT))
 """Errors of an engine that are its own and not the request's: those that are 5xx."""
 
 
@@ -165,7 +165,7 @@ class EngineAnswer:
             if error is self._foreign:
                 if self._worker_fault:
                     self._reservation.failed()
-            elif error.kind in _FAULTS:
+            elif error.kind in FAULTS:
                 self._reservation.failed()
             else:
                 self._reservation.succeeded()  # it has answered, if only with what is wrong or that it is full

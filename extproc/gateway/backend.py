@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
@@ -100,11 +101,24 @@ class Backend:
         if characters > context * longest:
             raise _too_long(context, f"{characters} characters, which is more than they can be")
 
-    def check_length(self, prompt_tokens: int) -> None:
+    def check_length(self, prompt_tokens: int, param: str = "messages") -> None:
         """Raises RequestError (CONTEXT_LENGTH) for a prompt that leaves no room for one token of answer."""
         context = self.context_tokens
         if context is not None and prompt_tokens >= context:
-            raise _too_long(context, f"{prompt_tokens} tokens")
+            raise _too_long(context, f"{prompt_tokens} tokens", param)
+
+    def check_text(self, text: str, param: str) -> None:
+        """`check_size` for one text. Raises RequestError (CONTEXT_LENGTH)."""
+        context = self.context_tokens
+        longest = self.ready_tokens().longest_token_bytes
+        if context is not None and longest and len(text) > context * longest:
+            raise _too_long(context, f"{len(text)} characters, which is more than they can be", param)
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises RequestError for ids that are no tokens."""
+        vocabulary = self.ready_tokens().vocab_size
+        if max(ids) >= vocabulary:
+            raise _no_token(max(ids), param, vocabulary)
 
     def check_sampling(self, sampling: Sampling) -> Sampling:
         """The same, with a top_k that leaves every token out of it. Raises RequestError for ids that are no tokens.
@@ -138,13 +152,13 @@ def _no_token(token_id: int, field: str, vocabulary: int) -> RequestError:
     )
 
 
-def _too_long(context: int, came_to: str) -> RequestError:
+def _too_long(context: int, came_to: str, param: str = "messages") -> RequestError:
     return RequestError(
         ErrorInfo(
             kind=ErrorKind.CONTEXT_LENGTH,
             message=f"This model's maximum context length is {context} tokens, prompt and answer together. "
-            f"Your messages came to {came_to}. Please shorten them.",
-            param="messages",
+            f"Your {param} came to {came_to}. Please shorten them.",
+            param=param,
             code="context_length_exceeded",
         )
     )

@@ -12,6 +12,7 @@ from extproc.dialects.registry import all_dialects
 from extproc.dialects.routes import Routes
 from extproc.exchange.application import Request
 from extproc.gateway.backend import Backend
+from extproc.gateway.engine_calls import EngineCalls
 from extproc.gateway.request import GatewayRequest
 from extproc.gateway.tenants import TenantHeaders
 from extproc.observe.metrics import Metrics
@@ -33,8 +34,9 @@ class Gateway:
         debug_clients: Sequence[Network],
         body_limits: BodyLimits = BodyLimits(),  # noqa: B008 - immutable
         tenants: TenantHeaders | None = None,
+        calls_timeout_s: float = 600.0,
     ) -> None:
-        """`backends`: by the name of their pool."""
+        """`backends`: by the name of their pool. `calls_timeout_s`: of the calls that it makes to engines itself."""
         self.routes = Routes(all_dialects(body_limits))
         self.no_route = self.routes.find("", "", {})
         """Of a request before its head."""
@@ -44,6 +46,10 @@ class Gateway:
         self.tenants = tenants
         self.route_headers = frozenset(name for each in backends.values() for name in each.pool.policy.headers)
         """Request headers that some pool's policy looks at."""
+        self.calls = EngineCalls(calls_timeout_s)
+        """To engines, beside what Envoy carries."""
+        for backend in backends.values():
+            backend.pool.members.observe(self.calls)
         self._table = table
         self._backends = backends
         self._debug_clients = tuple(debug_clients)

@@ -139,6 +139,7 @@ class Processor:
             body_limits=body_limits,
             debug_clients=config.debug.clients,
             tenants=tenant_headers(config.tenants),
+            calls_timeout_s=limits.deadline_s,
         )
         limit(fleet, config, metrics)
         self._routing = Routing(fleet, config, metrics)
@@ -225,6 +226,8 @@ class Processor:
             await self._routing.stop()
         if self._exchanges is not None:
             self._exchanges.close()
+        if self._gateway is not None:
+            await self._gateway.calls.aclose()
         if self.fleet is not None:
             for backend in self.fleet.backends.values():
                 if backend.pool.admission is not None:

@@ -9,21 +9,22 @@ from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Struct
 
-from extproc.dialects.base import AnswerIdentity, ChatCodec, Rendered, StreamRenderer, WholeRenderer
+from extproc.dialects.base import AnswerIdentity, ChatCodec, Rendered
 from extproc.dialects.routes import Route
-from extproc.engines.base import Decoder, EngineRequest
 from extproc.exchange.application import Forward, Outcome, ReadBody, Reply, RequestHead
 from extproc.gateway.alone import HANDLERS, Handler, models_now
 from extproc.gateway.answer import AnswerParts, EngineAnswer
 from extproc.gateway.backend import Backend
 from extproc.gateway.plan import check_tools, plan_answer
-from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, Loss, Operation, RequestError
+from extproc.gateway.prepared import Prepared
+from extproc.gateway.texts import answer_texts, embed, prepare_text, read_texts
+from extproc.ir import ChatRequest, ErrorInfo, ErrorKind, Loss, Operation, RequestError, Usage
 from extproc.observe.metrics import RequestAccount
 from extproc.output.answer_text import AnswerText
 from extproc.routing.facts import RouteFacts
 from extproc.routing.reservation import Decision, Reservation
+from extproc.token_ids import TokenIds
 from extproc.tokens.model import Prompt
 
 if TYPE_CHECKING:
@@ -69,19 +70,6 @@ _OPERATION_NAMES = {operation: operation.value for operation in Operation} | {
     Operation.EMBED: "embeddings",
 }
 """As metrics call them; those that differ are OpenTelemetry's names."""
-
-
-class _Prepared(Struct, frozen=True):
-    """All of a request that does not depend on its worker."""
-
-    backend: Backend
-    facts: RouteFacts
-    losses: tuple[Loss, ...]
-    engine_request: EngineRequest
-    decoder: Decoder
-    text: AnswerText
-    stream: StreamRenderer | None  # exactly one of `stream` and `whole`
-    whole: WholeRenderer | None
 
 
 class GatewayRequest:
@@ -149,6 +137,10 @@ class GatewayRequest:
     def body(self, data: bytes) -> Outcome | Awaitable[Outcome]:
         """Parse, tokenize, choose, encode."""
         route = self._route
+        if route.operation is Operation.COMPLETE:
+            return self._continue_texts(data)
+        if route.operation is Operation.EMBED:
+            return self._embed(data)
         codec = route.dialect.chat
         if codec is None or route.operation is not Operation.GENERATE:
             assert route.operation is not None
@@ -176,6 +168,49 @@ class GatewayRequest:
         except RequestError as error:
             return self._error(error.info)
 
+    async def _continue_texts(self, data: bytes) -> Outcome:
+        route, gateway = self._route, self._gateway
+        codec = route.dialect.text
+        assert codec is not None
+        try:
+            request = codec.parse(route.inbound, data)
+            self._account.names_model(request.model)
+            job = await read_texts(codec, request, gateway.backend_for(request.model))
+
+            def facts_of(ids: TokenIds) -> RouteFacts:
+                return self._facts(ids, request.user, streams=request.stream)
+
+            if len(job.ids) == 1:
+                outcome = self._admit(prepare_text(job, facts_of))
+                return outcome if isinstance(outcome, Forward) else await outcome
+            return self._whole(job.backend, request.losses, *await answer_texts(job, gateway.calls, facts_of))
+        except RequestError as error:
+            return self._error(error.info)
+
+    async def _embed(self, data: bytes) -> Outcome:
+        route, gateway = self._route, self._gateway
+        codec = route.dialect.embed
+        assert codec is not None
+        try:
+            request = codec.parse(route.inbound, data)
+            self._account.names_model(request.model)
+            backend = gateway.backend_for(request.model)
+            answer = await embed(
+                codec, request, backend, gateway.calls, lambda ids: self._facts(ids, request.user, streams=False)
+            )
+            return self._whole(backend, request.losses, *answer)
+        except RequestError as error:
+            return self._error(error.info)
+
+    def _whole(self, backend: Backend, losses: tuple[Loss, ...], rendered: Rendered, usage: Usage) -> Reply:
+        """The answer to calls that the processor has made itself."""
+        account = self._account
+        account.pool = backend.pool.name
+        if losses:
+            account.loses([loss.field for loss in losses])
+        account.completes(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        return self._reply(rendered)
+
     async def _answer_alone(self, handler: Handler, data: bytes) -> Outcome:
         try:
             return self._reply(await handler(self._gateway, self._account, self._route, data))
@@ -198,25 +233,33 @@ class GatewayRequest:
         text = AnswerText(sampling, tokens, plan.reading)
         renderer = codec.stream(chat, identity) if chat.stream else None
         whole = None if chat.stream else codec.whole(chat, identity)
-        facts = RouteFacts(
-            length,
+        facts = self._facts(ids, chat.user, streams=chat.stream)
+        prepared = Prepared(backend, facts, plan.losses, engine_request, decoder, text, renderer, whole)
+        return self._admit(prepared)
+
+    def _facts(self, ids: TokenIds, user: str | None, *, streams: bool) -> RouteFacts:
+        return RouteFacts(
+            len(ids),
             ids,
             headers=self._route_headers,
-            keys={"user": chat.user} if chat.user else {},
+            keys={"user": user} if user else {},
             tenant=self._tenant,
             priority=self._priority,
-            streams=chat.stream,
+            streams=streams,
         )
-        prepared = _Prepared(backend, facts, plan.losses, engine_request, decoder, text, renderer, whole)
-        admission = backend.pool.admission
+
+    def _admit(self, prepared: Prepared) -> Forward | Awaitable[Outcome]:
+        """Raises RequestError."""
+        admission = prepared.backend.pool.admission
         if admission is None:
             return self._forward(prepared, self._reserve(prepared))
+        length = prepared.facts.prompt_tokens
         admitted = admission.admit(length, self._tenant, self._priority, lambda: self._reserve(prepared))
         if isinstance(admitted, Reservation):
             return self._forward(prepared, admitted)
         return self._forward_later(prepared, admitted)
 
-    def _reserve(self, prepared: _Prepared) -> Reservation:
+    def _reserve(self, prepared: Prepared) -> Reservation:
         """Choose the worker. Raises RequestError."""
         pool = prepared.backend.pool
         if not self._explain:
@@ -224,13 +267,13 @@ class GatewayRequest:
         reservation, self._decision = pool.reserve_explained(prepared.facts)
         return reservation
 
-    async def _forward_later(self, prepared: _Prepared, admitted: Awaitable[Reservation]) -> Outcome:
+    async def _forward_later(self, prepared: Prepared, admitted: Awaitable[Reservation]) -> Outcome:
         try:
             return self._forward(prepared, await admitted)
         except RequestError as error:
             return self._error(error.info)
 
-    def _forward(self, prepared: _Prepared, reservation: Reservation) -> Forward:
+    def _forward(self, prepared: Prepared, reservation: Reservation) -> Forward:
         """Hand over to the answer, which owns the reservation from now on."""
         route = self._route
         headers = [(route.dialect.request_id_header, self._request_id)] if self._request_id else []

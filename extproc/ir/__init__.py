@@ -18,6 +18,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from extproc.ir.answer import (
+    Embedding,
     Event,
     Finish,
     FinishReason,
@@ -69,6 +70,7 @@ __all__ = [
     "UNSET",
     "ChatRequest",
     "EmbedRequest",
+    "Embedding",
     "ErrorInfo",
     "ErrorKind",
     "Event",

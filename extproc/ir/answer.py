@@ -1,10 +1,13 @@
-"""What answers consist of: events, the only thing that output produces and dialects render, and counts.
+"""What answers consist of: events, the only thing that output produces and dialects render, counts, and vectors.
 
 All events carry the choice's index.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
+from collections.abc import Sequence
 from enum import Enum
 
 from msgspec import Struct
@@ -19,6 +22,28 @@ class Usage(Struct, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+
+
+class Embedding(Struct, frozen=True, gc=False):
+    """The vector of one text."""
+
+    packed: bytes  # float32, little-endian
+    prompt_tokens: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], prompt_tokens: int) -> Embedding:
+        """From numbers."""
+        packed = array("f", values)
+        if sys.byteorder == "big":
+            packed.byteswap()
+        return cls(packed.tobytes(), prompt_tokens)
+
+    def values(self) -> list[float]:
+        """The numbers, each as a short decimal fraction that is the same float32: half the JSON of a double's."""
+        values = array("f", self.packed)
+        if sys.byteorder == "big":
+            values.byteswap()
+        return [float(f"{value:.9g}") for value in values]
 
 
 class FinishReason(Enum):

@@ -133,8 +133,9 @@ class TextRequest(Struct, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     suffix: str | None = None  # what follows the gap
     echo: bool = False  # the prompt stands before its continuation
-    best_of: int | None = None
+    best_of: int | None = None  # so many are generated for each prompt, and the likeliest `n` given
     prompt_logprobs: bool = False
+    add_special_tokens: bool = True  # what the tokenizer puts around a text; ids are taken as they are
     stream: bool = False
     include_usage: bool = False
     output: OutputFormat | None = None
@@ -150,6 +151,7 @@ class EmbedRequest(Struct, frozen=True, kw_only=True):
     inputs: tuple[str | tuple[int, ...], ...]  # text, or token ids
     dimensions: int | None = None
     truncate: bool = False  # an input that is too long
+    add_special_tokens: bool = True  # what the tokenizer puts around a text; ids are taken as they are
     user: str | None = None
     losses: tuple[Loss, ...] = ()
     own: Any = None
