@@ -15,6 +15,7 @@ from extproc.simulator import constants
 from extproc.simulator.answer import Answer, plan
 from extproc.simulator.artifacts import Artifacts
 from extproc.simulator.batching import Pace
+from extproc.simulator.embedding import vector
 from extproc.simulator.faults import Faults
 from extproc.simulator.generate import Generation
 from extproc.simulator.kv_cache import KvCache
@@ -24,7 +25,7 @@ from extproc.simulator.kv_publisher import ZmqPublisher
 from extproc.simulator.scheduler import Scheduler
 from extproc.simulator.spec import Answers, EngineSpec
 from extproc.simulator.text import Echo, Natural, Script, Scripted
-from extproc.simulator.validation import Sampling, read_prompt, read_sampling
+from extproc.simulator.validation import Sampling, check_prompt, read_prompt, read_sampling
 from extproc.transport.service import Call
 from extproc.transport.status import RpcError, Status
 
@@ -73,6 +74,7 @@ class Engine:
         self.artifacts = artifacts
         self.context_tokens = spec.context_tokens or artifacts.context_tokens
         self.requests: deque[vllm_engine_pb2.GenerateRequest] = deque(maxlen=spec.recorded_requests)
+        self.embed_requests: deque[vllm_engine_pb2.EmbedRequest] = deque(maxlen=spec.recorded_requests)
         self.aborted_ids: deque[str] = deque(maxlen=spec.recorded_requests)
         self.cache = KvCache(spec.kv_cache_tokens, spec.block_tokens)
         self.on_health: Callable[[bool], None] = lambda healthy: None
@@ -190,6 +192,23 @@ class Engine:
         self._idle.clear()
         self._scheduler.submit(generation)
         return generation
+
+    def embed(self, request: vllm_engine_pb2.EmbedRequest) -> vllm_engine_pb2.EmbedResponse:
+        """A vector of length 1, the same for the same prompt. Takes no time. Raises RpcError where it is refused."""
+        dimensions = self.spec.embedding_dimensions
+        if not dimensions:
+            raise RpcError(Status.INVALID_ARGUMENT, "This model does not support pooling")
+        if self._starting is not None:
+            raise RpcError(Status.UNAVAILABLE, "the engine is starting")
+        faults = self._claim_faults()
+        if faults.refuse_status:
+            raise RpcError(faults.refuse_status, faults.details)
+        ids = request.tokenized.input_ids[:]
+        check_prompt(ids, self.artifacts.vocabulary, self.context_tokens)
+        self.embed_requests.append(request)
+        return vllm_engine_pb2.EmbedResponse(
+            embedding=vector(ids, dimensions), prompt_tokens=len(ids), embedding_dim=dimensions
+        )
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End the requests with these ids, all of them where one id came twice; unknown ids are none."""

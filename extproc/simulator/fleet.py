@@ -51,6 +51,11 @@ class RunningEngine:
         return self.engine.requests
 
     @property
+    def embed_requests(self) -> Sequence[vllm_engine_pb2.EmbedRequest]:
+        """The last Embed requests that were answered."""
+        return self.engine.embed_requests
+
+    @property
     def aborted_ids(self) -> Sequence[str]:
         """Request ids of the last Abort calls."""
         return self.engine.aborted_ids

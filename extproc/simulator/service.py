@@ -131,7 +131,7 @@ class _Control:
         folder = str(artifacts.folder)
         return vllm_engine_pb2.GetModelInfoResponse(
             model_path=folder,
-            is_generation=True,
+            is_generation=not engine.spec.embedding_dimensions,
             max_context_length=engine.context_tokens,
             vocab_size=artifacts.vocabulary,
             served_model_name=engine.spec.model,
@@ -194,7 +194,7 @@ class _Control:
         )
 
     def embed(self, request: vllm_engine_pb2.EmbedRequest) -> vllm_engine_pb2.EmbedResponse:
-        raise RpcError(Status.INVALID_ARGUMENT, "This model does not support pooling")
+        return self._engine.embed(request)
 
     def profile(self, request: Message) -> common_pb2.ProfileResponse:
         raise RpcError(Status.INTERNAL, "no profiler is configured")

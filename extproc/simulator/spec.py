@@ -100,6 +100,9 @@ class EngineSpec:
     )
     texts: tuple[str, ...] = field(default=(), metadata={"help": "the texts of the script"})
     answer_tokens: int = field(default=constants.ANSWER_TOKENS, metadata={"help": "length of natural text in tokens"})
+    embedding_dimensions: int = field(
+        default=0, metadata={"help": "length of the vectors that Embed gives; 0 = the model gives none"}
+    )
     seed: int = field(default=0, metadata={"help": "start of the engine's own random numbers"})
     start_delay_s: float = field(default=0.0, metadata={"help": "seconds before a started engine says that it serves"})
     faults: Faults = field(default=Faults(), metadata={"help": "what it does wrong from the start"})
@@ -118,6 +121,7 @@ class EngineSpec:
             "decode_step_s",
             "decode_sequence_s",
             "start_delay_s",
+            "embedding_dimensions",
             "recorded_requests",
         ):
             if getattr(self, name) < 0:

@@ -44,16 +44,8 @@ def read_prompt(request: vllm_engine_pb2.GenerateRequest, artifacts: Artifacts, 
     """The prompt's ids. Raises RpcError."""
     kind = request.WhichOneof("input")
     prompt = artifacts.encode(request.text) if kind == "text" else request.tokenized.input_ids[:]
+    check_prompt(prompt, artifacts.vocabulary, context_tokens)
     length = len(prompt)
-    if not length:
-        raise _refused("The decoder prompt cannot be empty")
-    if max(prompt) >= artifacts.vocabulary:
-        raise _refused(f"Token id {max(prompt)} is out of vocabulary")
-    if length > context_tokens:
-        raise _refused(
-            f"The decoder prompt (length {length}) is longer than the maximum model length of {context_tokens}. "
-            "Make sure that `max_model_len` is no smaller than the number of text tokens."
-        )
     if length == context_tokens:
         raise _refused(
             f"The decoder prompt (length {length}) plus the number of requested output tokens (at least 1) is longer "
@@ -63,6 +55,20 @@ def read_prompt(request: vllm_engine_pb2.GenerateRequest, artifacts: Artifacts, 
     if request.HasField("data_parallel_rank") and request.data_parallel_rank != 0:
         raise _refused(f"data_parallel_rank {request.data_parallel_rank} is out of range [0, 1).")
     return prompt
+
+
+def check_prompt(prompt: Sequence[int], vocabulary: int, context_tokens: int) -> None:
+    """That there is one, of known ids, and not too long. Raises RpcError."""
+    length = len(prompt)
+    if not length:
+        raise _refused("The decoder prompt cannot be empty")
+    if max(prompt) >= vocabulary:
+        raise _refused(f"Token id {max(prompt)} is out of vocabulary")
+    if length > context_tokens:
+        raise _refused(
+            f"The decoder prompt (length {length}) is longer than the maximum model length of {context_tokens}. "
+            "Make sure that `max_model_len` is no smaller than the number of text tokens."
+        )
 
 
 def read_sampling(params: vllm_engine_pb2.SamplingParams, vocabulary: int) -> Sampling:
