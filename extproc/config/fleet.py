@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -105,6 +105,32 @@ class LoadMetrics(Section):
     interval_s: Number = Field(
         default=1.0, ge=0.05, le=3600, description="Time between two readings of one worker, in seconds."
     )
+
+
+class KvEvents(Section):
+    """Whether workers say themselves what their KV caches hold. Only policies that look at prompts listen to them.
+
+    vLLM publishes events with `--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq"}'`, and its gRPC
+    server hands them on. A plain word stands for `{source: …}`.
+    """
+
+    source: Literal["auto", "zmq", "off"] = Field(
+        default="auto",
+        description="`auto`: the gRPC server's own stream, where the engine's protocol has one (vLLM) and it offers "
+        "it. `zmq`: the publisher of vLLM or SGLang itself. `off`: what was sent to a worker is all that is known of "
+        "it.",
+    )
+    port: Port = Field(
+        default=5557,
+        description="With `zmq`: the publisher's port at the worker's address, of rank 0; each further rank has the "
+        "next one.",
+    )
+    replay_port: Port | None = Field(
+        default=None,
+        description="With `zmq`: the port of its replay socket (`replay_endpoint`). Without one, all that is known of "
+        "a worker is lost with each message that is.",
+    )
+    topic: str = Field(default="", max_length=256, description="With `zmq`: the topic that the publisher was given.")
 
 
 class Overload(Section):

@@ -30,7 +30,7 @@ from extproc.config.fields import (
     shorthand,
     written,
 )
-from extproc.config.fleet import Discover, Health, HttpHealth, LoadMetrics, Overload, SessionHeader, Tenants
+from extproc.config.fleet import Discover, Health, HttpHealth, KvEvents, LoadMetrics, Overload, SessionHeader, Tenants
 from extproc.config.policies import PolicyName, PolicyOptions
 
 
@@ -284,6 +284,9 @@ class Pool(Section):
         le=3600,
         description="Time between two questions to a worker about its load, by the engine protocol's own call, in "
         "seconds; 0 for none. It shows what others send there.",
+    )
+    kv_events: Annotated[KvEvents, shorthand("source")] = Field(
+        default=written({}), description="What the workers' KV caches hold, told by themselves."
     )
     context_tokens: Int | None = Field(
         default=None,

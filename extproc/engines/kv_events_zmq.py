@@ -269,8 +269,7 @@ class _Socket:
         self._came = came
         self._descriptor = int(socket.get(zmq.FD))
         self._later: asyncio.TimerHandle | None = None
-        loop.add_reader(self._descriptor, self._readable)
-        self._look_soon()  # the descriptor tells of changes only
+        self._look_soon()  # first, for the descriptor tells of changes only
 
     def close(self) -> None:
         """Look no more."""

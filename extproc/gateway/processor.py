@@ -196,6 +196,8 @@ class Processor:
     def _pool_ready(self, backend: Backend) -> None:
         """With one pool there is something to serve; requests for the others get a 503 until they are ready."""
         self._not_ready.discard(backend.pool.name)
+        if self._routing is not None:
+            self._routing.follow_kv_events(backend.pool.name)
         assert self._gateway is not None
         self._gateway.refresh_models()
         for name in READINESS:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import zmq
+
 from extproc.config.schema import Config
 from extproc.config.schema import Pool as PoolSection
+from extproc.gateway.kv_feeds import KvFeeds
+from extproc.gateway.kv_gauges import KvGauges
 from extproc.gateway.load_polls import LoadPolls
 from extproc.gateway.pools import Fleet
 from extproc.observe.metrics import Metrics
@@ -13,6 +17,9 @@ from extproc.routing.blocks import block_tokens_for
 from extproc.routing.index import Sweeper
 from extproc.routing.pool import Pool
 from extproc.routing.prefixes import Prefixes
+
+_STREAMS = frozenset({"vllm"})
+"""Engine protocols with a stream of KV events."""
 
 _KV_TOKENS = 500_000
 """Of a worker whose KV cache nobody knows: one data-centre GPU with a model of 8B holds about as much."""
@@ -25,6 +32,12 @@ class Routing:
         """Begins, on the event loop that is running."""
         self._sweeper = Sweeper(asyncio.get_running_loop())
         self._polls: list[LoadPolls] = []
+        self._fleet = fleet
+        self._sections = {section.name: section for section in config.pools}
+        self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
+        self.kv_feeds: dict[str, KvFeeds] = {}
+        """Of pools whose workers publish KV events, by name."""
+        metrics.registry.register(KvGauges(self.kv_feeds))
         for section in config.pools:
             pool = fleet.backends[section.name].pool
             self._open_prefixes(pool, section)
@@ -47,9 +60,28 @@ class Routing:
             )
             pool.members.observe(pool.prefixes)
 
+    def follow_kv_events(self, name: str) -> None:
+        """The pool is ready: the size of its workers' blocks is known. Listen to their events from now on."""
+        section = self._sections[name]
+        pool = self._fleet.backends[name].pool
+        source = section.kv_events.source
+        offered = source == "zmq" or (source == "auto" and section.engine in _STREAMS)
+        if pool.prefixes is not None and offered and name not in self.kv_feeds:
+            feeds = self.kv_feeds[name] = KvFeeds(section.kv_events, pool.prefixes, self._zmq_context)
+            pool.members.observe(feeds)
+
+    def _zmq_context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        """With one thread of its own, and only where it is needed."""
+        if self._zmq is None:
+            self._zmq = zmq.Context()
+        return self._zmq
+
     async def stop(self) -> None:
         """End all of it."""
         await asyncio.gather(*(polls.stop() for polls in self._polls))
+        await asyncio.gather(*(feeds.stop() for feeds in self.kv_feeds.values()))
+        if self._zmq is not None:
+            self._zmq.destroy(linger=0)
         self._sweeper.close()
 
 

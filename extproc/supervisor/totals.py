@@ -10,7 +10,9 @@ from collections.abc import Iterable
 
 from extproc.observe.exposition import Family, Labels, Sample
 
-_LARGEST = frozenset({"extproc_event_loop_longest_turn_seconds", "extproc_tokenizer_info"})
+_LARGEST = frozenset(
+    {"extproc_event_loop_longest_turn_seconds", "extproc_tokenizer_info", "extproc_kv_event_lag_seconds"}
+)
 _SMALLEST = frozenset({"extproc_worker_ready", "process_start_time_seconds", "process_max_fds"})
 """Gauges of which a sum means nothing: of a worker, whether all processes may choose it. All others are sums."""
 

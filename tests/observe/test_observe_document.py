@@ -5,15 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import zmq
 from gateway_in_process import build_gateway, load_tokens
 from prometheus_client import CollectorRegistry
 
+from extproc.config.fleet import KvEvents
 from extproc.config.schema import Config
 from extproc.exchange.service import ExtProcService
 from extproc.gateway.gauges import Gauges
+from extproc.gateway.kv_feeds import KvFeeds
+from extproc.gateway.kv_gauges import KvGauges
 from extproc.observe.exposition import families
 from extproc.observe.metrics import RequestAccount
 from extproc.observe.turns import LoopTurns
+from extproc.routing.index import PrefixIndex
+from extproc.routing.policies.base import PrefixUse
+from extproc.routing.prefixes import Prefixes
 from extproc.supervisor.supervisor import Supervisor
 from extproc.tokens.cache import TokenCache
 from extproc.transport.server import Ngh2Server
@@ -40,6 +47,10 @@ async def test_every_metric_is_described() -> None:
     metrics.admission_refused.child("main", "queue_full")
     exchanges = ExtProcService(gateway, deadline_s=1.0, held_bodies_bytes=1)
     metrics.registry.register(Gauges(fleet, exchanges, [Ngh2Server({})], LoopTurns(), TokenCache(1)))
+    feeds = KvFeeds(KvEvents(), Prefixes(PrefixIndex(), 16, PrefixUse(), 1), zmq.Context)
+    feeds.figures.dropped["full"] = 1
+    feeds.figures.lag_s["w"] = 0.1
+    metrics.registry.register(KvGauges({"main": feeds}))
     supervisors = CollectorRegistry()
     supervisors.register(
         Supervisor(Config.model_validate({"pools": [{"name": "p", "models": ["m"], "workers": []}]}), "ngh2", 0)
