@@ -128,7 +128,7 @@ class CacheAwareOptions(Section):
         ge=0,
         le=1_000_000,
         description="A preferred worker is skipped when it runs more requests than the mean times `balance_rel`, and "
-        "so many more than the mean, or twice the standard deviation if that is less, but at least 4.",
+        "so many more than the mean, or twice the mean's square root if that is less, but at least 4.",
     )
     balance_rel: Number = Field(default=1.5, ge=1, le=100, description="See `balance_abs`.")
     overload_waiting: Int = Field(

@@ -11,7 +11,7 @@ from extproc.routing.policies.base import Policy, PrefixUse, Ranking
 from extproc.routing.worker import Worker
 
 _LEAST_MARGIN = 4.0  # requests over the mean before a worker can be too loaded
-_DEVIATIONS = 2.0  # standard deviations over the mean before it can be
+_DEVIATIONS = 2.0  # square roots of the mean over it before it can be
 
 
 class CacheAware(Policy):
@@ -21,7 +21,7 @@ class CacheAware(Policy):
       Where nobody does, nobody is a holder.
     - Where no worker has KV events, who was sent more than `cache_threshold` of the prompt is a holder.
     - A holder is skipped when its running requests are over `balance_rel` times the mean, and over the mean by
-      `balance_abs` or by twice the standard deviation (but at least 4), whichever is less.
+      `balance_abs` or by twice the mean's square root (but at least 4), whichever is less.
     - Without a holder that is left, the worker with the fewest running requests, then the fewest ever sent.
     - Before all that, workers that report `overload_waiting` waiting requests or `overload_kv` of their KV cache in use
       are left out, unless all do.
@@ -107,6 +107,6 @@ class CacheAware(Policy):
         """Running requests above which a holder is skipped."""
         count = len(candidates)
         mean = sum([worker.running for worker in candidates]) / count
-        deviation = sqrt(sum([(worker.running - mean) ** 2 for worker in candidates]) / count)
-        margin = min(self._balance_abs, max(_DEVIATIONS * deviation, _LEAST_MARGIN))
+        # Of counts that chance deals out (Poisson): measured, the spread of the real counts plays no part.
+        margin = min(self._balance_abs, max(_DEVIATIONS * sqrt(mean), _LEAST_MARGIN))
         return max(mean + margin, self._balance_rel * mean)
