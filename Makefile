@@ -11,6 +11,7 @@
 #   make bench-routing           time to first token of real traffic, beside SMG; TRACE=FILE; about fifteen minutes
 #   make bench-index             the prefix index: time, memory, the loop's longest turn; a minute or two
 #   make bench-routing-sim       the same traffic and policies in simulation, fleets of up to 512 workers; ten minutes
+#   make bench-dialects          what each dialect costs beside Chat Completions; half a minute
 #   make bench-transport         benchmarks/bench_transport.py; so with every other benchmark there
 #   make clean                   remove .venv and what tools left behind
 #

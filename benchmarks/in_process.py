@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gateway import model, text
+from smg_grpc_proto.generated import vllm_engine_pb2
 
 from extproc.config.schema import Config
 from extproc.exchange.exchange import Exchange, HeldBodies
@@ -105,11 +106,11 @@ def _headers(fields: dict[str, str]) -> HeaderMap:
     return HeaderMap(headers=[HeaderValue(key=name, raw_value=value.encode()) for name, value in fields.items()])
 
 
-def request(body: bytes) -> list[bytes]:
+def request(body: bytes, path: str = "/v1/chat/completions") -> list[bytes]:
     """Envoy's messages of a chat request."""
     fields = {
         ":method": "POST",
-        ":path": "/v1/chat/completions",
+        ":path": path,
         ":authority": "gateway",
         "content-type": "application/json",
         "content-length": str(len(body)),
@@ -136,3 +137,12 @@ def answer(ids: Sequence[int], prompt_tokens: int) -> list[bytes]:
         *(ProcessingRequest(response_body=HttpBody(body=piece)).SerializeToString() for piece in pieces),
         end.SerializeToString(),
     ]
+
+
+def completion(prompt_tokens: int, tokens: int) -> bytes:
+    """Envoy's message of an engine's last word on an answer, before the trailers."""
+    complete = vllm_engine_pb2.GenerateComplete(
+        finish_reason="stop", prompt_tokens=prompt_tokens, completion_tokens=tokens
+    )
+    body = frame(vllm_engine_pb2.GenerateResponse(complete=complete).SerializeToString())
+    return ProcessingRequest(response_body=HttpBody(body=body)).SerializeToString()
