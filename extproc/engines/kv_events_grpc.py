@@ -71,15 +71,16 @@ def _stored(stored: Any) -> Event:
             ours = len(hashes)
         hashes.append(block.block_hash)
         tokens += block.token_ids
+    parent = stored.parent_block_hash if stored.HasField("parent_block_hash") else None
     return Stored(
         hashes,
-        stored.parent_block_hash if stored.HasField("parent_block_hash") else None,
+        parent,
         tokens,
         blocks[0].block_size,
         tier,
         stored.group_idx,
         stored.kv_cache_spec_kind or None,
-        namespace(_lora(stored, blocks[0]), stored.cache_salt),
+        "" if parent is not None else namespace(_lora(stored, blocks[0]), stored.cache_salt),
         ours,
     )
 

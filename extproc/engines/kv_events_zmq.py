@@ -27,7 +27,7 @@ MAX_BATCH_BYTES = 4 << 20
 
 _QUEUED = 256  # messages that the library holds for us; further ones wait at the publisher
 _MOST_HELD_BYTES = 64 << 20  # live batches that wait for a replay
-_GATHER_S = 0.002  # after something came: how long nothing is looked for
+_GATHER_S = 0.005  # after something came: how long nothing is looked for
 _TURN_S = 0.001  # what one turn of the event loop may be kept busy, give or take one message
 _REPLAY_TIMEOUT_S = 5.0
 _RECONNECT_MS, _RECONNECT_MOST_MS = 100, 10_000

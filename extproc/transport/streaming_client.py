@@ -30,7 +30,7 @@ from extproc.transport.framing import Deframer, FramingError, frame
 from extproc.transport.status import Status
 
 _WINDOW_BYTES = 1 << 20
-_GATHER_S = 0.002
+_GATHER_S = 0.005
 """After something came: how long the socket is left alone, so that a busy stream wakes the loop 500 times a second."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
