@@ -13,34 +13,32 @@ What cannot be filled is told as `lost`, and what follows stands for itself.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
-from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
-import zmq
 from msgspec import Struct
-from zmq.utils.monitor import parse_monitor_message
+
+from extproc.transport.zmtp import ZmtpConnection, open_zmtp
 
 MAX_BATCH_BYTES = 4 << 20
-"""Of one message; the library drops the connection of who sends more."""
+"""Of one message; who sends more is left."""
 
-_QUEUED = 256  # messages that the library holds for us; further ones wait at the publisher
 _MOST_HELD_BYTES = 64 << 20  # live batches that wait for a replay
-_GATHER_S = 0.005  # after something came: how long nothing is looked for
 _TURN_S = 0.001  # what one turn of the event loop may be kept busy, give or take one message
+_CONNECT_S = 5.0
 _REPLAY_TIMEOUT_S = 5.0
-_RECONNECT_MS, _RECONNECT_MOST_MS = 100, 10_000
-_HEARTBEAT_MS = 10_000  # a peer that vanished is noticed
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 15.0
 _END = (1 << 64) - 1
-_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 class Publisher(Struct, frozen=True):
     """Where an engine's rank publishes."""
 
-    endpoint: str  # such as tcp://10.0.0.1:5557
-    replay_endpoint: str | None = None
+    host: str
+    port: int
+    replay_port: int | None = None
     topic: str = ""
 
 
@@ -61,11 +59,9 @@ class Receiver(Protocol):
 
 
 class ZmqSubscription:
-    """Runs from its making to `close`, connecting again as often as it must."""
+    """Runs from its making to `close`, connecting again as often as it must. The receiver of its live connection."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], publisher: Publisher, receiver: Receiver) -> None:
-        """Raises zmq.ZMQError for an address that makes no sense."""
-        self._context = context
+    def __init__(self, publisher: Publisher, receiver: Receiver) -> None:
         self._publisher = publisher
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
@@ -73,54 +69,61 @@ class ZmqSubscription:
         self._replayed_to = -1  # live batches up to here came with a replay already
         self._held: deque[tuple[int, bytes]] | None = None  # live batches, while a replay runs
         self._held_bytes = 0
-        self._must_match: tuple[int, bytes] | None = None  # what the replay has to begin with
         self._going_on: asyncio.Handle | None = None  # with what was held
-        self._progress = False  # of the replay
-        self._timeout: asyncio.TimerHandle | None = None
-        self._dealer: _Socket | None = None
-        self._live = self._open(zmq.SUB, self._came)
-        self._live.socket.setsockopt(zmq.SUBSCRIBE, publisher.topic.encode())
-        monitor = self._live.socket.get_monitor_socket(_WATCHED)
-        self._monitor = _Socket(self._loop, monitor, self._watch)
-        self._live.socket.connect(publisher.endpoint)
+        self._replay: _Replay | None = None
+        self._live: ZmtpConnection | None = None
+        self._ended = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End; the receiver hears nothing more."""
         self._end_replay()
         if self._going_on is not None:
             self._going_on.cancel()
-        self._live.socket.disable_monitor()
-        self._monitor.close()
-        self._live.close()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
-    def _open(self, kind: int, came: Callable[[list[bytes]], None]) -> _Socket:
-        socket = self._context.socket(kind)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.RCVHWM, _QUEUED),
-            (zmq.MAXMSGSIZE, MAX_BATCH_BYTES),
-            (zmq.RECONNECT_IVL, _RECONNECT_MS),
-            (zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-            (zmq.IPV6, 1),
-        ):
-            socket.setsockopt(option, value)
-        return _Socket(self._loop, socket, came)
+    async def _run(self) -> None:
+        publisher = self._publisher
+        subscribe = [b"\x01" + publisher.topic.encode()]
+        delay_s = _FIRST_DELAY_S
+        while True:
+            self._ended.clear()
+            try:
+                self._live = await open_zmtp(
+                    publisher.host,
+                    publisher.port,
+                    "SUB",
+                    subscribe,
+                    self,
+                    max_message_bytes=MAX_BATCH_BYTES,
+                    timeout_s=_CONNECT_S,
+                )
+                await self._ended.wait()
+                delay_s = _FIRST_DELAY_S
+            except (OSError, TimeoutError):
+                delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
+            finally:
+                if self._live is not None:
+                    self._live.close()
+                    self._live = None
+            await asyncio.sleep(delay_s * (0.5 + random.random()))  # noqa: S311
 
     # What is live.
 
-    def _watch(self, frames: list[bytes]) -> None:
-        event = parse_monitor_message(frames)["event"]
-        connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        self._receiver.connected(connected)
-        if self._publisher.replay_endpoint is not None:
-            if connected:
-                self._ask(self._last)
-        elif not connected and self._last is not None:
-            self._void("ended")
+    def connected(self) -> None:
+        self._receiver.connected(True)
+        if self._publisher.replay_port is not None:
+            self._ask(self._last)
 
-    def _came(self, frames: list[bytes]) -> None:
-        """One live message. Hot."""
+    def disconnected(self, reason: str) -> None:
+        self._receiver.connected(False)
+        if self._publisher.replay_port is None and self._last is not None:
+            self._void("ended")
+        self._ended.set()
+
+    def message(self, frames: list[bytes]) -> None:
+        """One batch. Hot."""
         if len(frames) != 3 or len(frames[1]) != 8:
             return
         sequence = int.from_bytes(frames[1], "big")
@@ -137,7 +140,7 @@ class ZmqSubscription:
     def _missing(self, sequence: int, payload: bytes) -> None:
         """It is the first, something lies between the last one and it, or it comes from another life."""
         last = self._last
-        if self._publisher.replay_endpoint is not None:
+        if self._publisher.replay_port is not None:
             self._held = deque()
             self._held_bytes = 0
             self._hold(sequence, payload)
@@ -177,55 +180,26 @@ class ZmqSubscription:
         if self._held is None:
             self._held = deque()
             self._held_bytes = 0
-        self._must_match = last
-        dealer = self._dealer = self._open(zmq.DEALER, self._again)
-        assert self._publisher.replay_endpoint is not None
-        dealer.socket.connect(self._publisher.replay_endpoint)
-        first = 0 if last is None else last[0]
-        dealer.socket.send_multipart((b"", first.to_bytes(8, "big")), zmq.NOBLOCK)
-        self._progress = False
-        self._timeout = self._loop.call_later(_REPLAY_TIMEOUT_S, self._is_late)
+        self._replay = _Replay(self, self._publisher, last)
 
-    def _is_late(self) -> None:
-        if self._progress:
-            self._progress = False
-            self._timeout = self._loop.call_later(_REPLAY_TIMEOUT_S, self._is_late)
-        else:
-            self._replay_over(False)
-
-    def _again(self, frames: list[bytes]) -> None:
-        """A message of the replay: with the topic (vLLM) or without (SGLang)."""
-        self._progress = True
-        if len(frames) not in (3, 4) or len(frames[-2]) != 8:
-            self._replay_over(False)
-            return
-        sequence, payload = int.from_bytes(frames[-2], "big"), frames[-1]
-        if sequence == _END:
-            self._replay_over(True)
-            return
-        must_match = self._must_match
-        if must_match is not None:
-            if (sequence, payload) == must_match:
-                self._must_match = None
-            else:
-                self._void("gap" if sequence > must_match[0] else "restarted")
-                self._ask(None)
-            return
+    def replayed(self, sequence: int, payload: bytes) -> None:
+        """A batch that comes again."""
         last = self._last
         if last is not None and sequence != last[0] + 1:
-            self._replay_over(False)
+            self.replay_over()
             return
         self._take(sequence, payload)
         self._replayed_to = sequence
 
-    def _replay_over(self, ended_well: bool) -> None:
-        """What is live goes on from here; what is missing now is not to be had."""
-        if self._must_match is not None:
-            # Not even the last batch is kept: another life of the publisher, which is younger.
-            self._void("restarted" if ended_well else "gap")
-            if ended_well:
-                self._ask(None)
-                return
+    def replay_is_another(self, cause: str) -> None:
+        """It does not begin with the last batch: what is known is of another life of the publisher, or too old."""
+        self._void(cause)
+        self._ask(None)
+
+    def replay_over(self, cause: str = "") -> None:
+        """What is live goes on from here; what is missing now is not to be had. `cause`: all before is void."""
+        if cause:
+            self._void(cause)
         self._end_replay()
         self._go_on()
 
@@ -249,54 +223,83 @@ class ZmqSubscription:
         self._held = None
 
     def _end_replay(self) -> None:
-        self._must_match = None
-        if self._timeout is not None:
-            self._timeout.cancel()
-            self._timeout = None
-        if self._dealer is not None:
-            self._dealer.close()
-            self._dealer = None
+        if self._replay is not None:
+            self._replay.close()
+            self._replay = None
 
 
-class _Socket:
-    """A ZeroMQ socket on the event loop: looked at every few milliseconds while something comes, else not at all."""
+class _Replay:
+    """One question to a publisher's replay socket, and its answers. The receiver of that connection."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, socket: zmq.Socket[bytes], came: Callable[[list[bytes]], None]
-    ) -> None:
-        self.socket = socket
-        self._loop = loop
-        self._came = came
-        self._descriptor = int(socket.get(zmq.FD))
-        self._later: asyncio.TimerHandle | None = None
-        self._look_soon()  # first, for the descriptor tells of changes only
+    def __init__(self, owner: ZmqSubscription, publisher: Publisher, last: tuple[int, bytes] | None) -> None:
+        """`last`: the batch with which the answers must begin."""
+        self._owner = owner
+        self._must_match = last
+        self._connection: ZmtpConnection | None = None
+        self._progress = False
+        self._over = False
+        self._timeout = asyncio.get_running_loop().call_later(_REPLAY_TIMEOUT_S, self._is_late)
+        first = 0 if last is None else last[0]
+        self._task = asyncio.ensure_future(self._open(publisher, first))
 
     def close(self) -> None:
-        """Look no more."""
-        if self._later is not None:
-            self._later.cancel()
-        self._loop.remove_reader(self._descriptor)
-        self.socket.close(0)
+        """The owner hears nothing more."""
+        self._over = True
+        self._timeout.cancel()
+        self._task.cancel()
+        if self._connection is not None:
+            self._connection.close()
 
-    def _readable(self) -> None:
-        self._loop.remove_reader(self._descriptor)
-        self._look_soon()
-
-    def _look_soon(self) -> None:
-        self._later = self._loop.call_later(_GATHER_S, self._look)
-
-    def _look(self) -> None:
-        self._later = None
-        socket = self.socket
+    async def _open(self, publisher: Publisher, first: int) -> None:
+        assert publisher.replay_port is not None
         try:
-            end_s = perf_counter() + _TURN_S
-            while perf_counter() < end_s:
-                self._came(socket.recv_multipart(zmq.NOBLOCK))
-                if socket.closed:
-                    return
-        except zmq.Again:
-            self._loop.add_reader(self._descriptor, self._readable)
-            if int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                self._readable()
+            self._connection = await open_zmtp(
+                publisher.host,
+                publisher.replay_port,
+                "DEALER",
+                [b"", first.to_bytes(8, "big")],
+                self,
+                max_message_bytes=MAX_BATCH_BYTES,
+                timeout_s=_CONNECT_S,
+            )
+        except (OSError, TimeoutError):
+            self._fails()
+
+    def connected(self) -> None:
+        pass  # the question is sent
+
+    def disconnected(self, reason: str) -> None:
+        self._fails()
+
+    def message(self, frames: list[bytes]) -> None:
+        """With the topic (vLLM) or without (SGLang)."""
+        if self._over:
+            return
+        self._progress = True
+        if len(frames) not in (3, 4) or len(frames[-2]) != 8:
+            self._fails()
+            return
+        sequence, payload = int.from_bytes(frames[-2], "big"), frames[-1]
+        must_match = self._must_match
+        if must_match is None:
+            if sequence == _END:
+                self._owner.replay_over()
+            else:
+                self._owner.replayed(sequence, payload)
+        elif (sequence, payload) == must_match:
+            self._must_match = None
         else:
-            self._look_soon()
+            # Not even the last batch is kept: the publisher is another one, or it was long ago.
+            later = _END > sequence > must_match[0]
+            self._owner.replay_is_another("gap" if later else "restarted")
+
+    def _is_late(self) -> None:
+        if self._progress:
+            self._progress = False
+            self._timeout = asyncio.get_running_loop().call_later(_REPLAY_TIMEOUT_S, self._is_late)
+        else:
+            self._fails()
+
+    def _fails(self) -> None:
+        if not self._over:
+            self._owner.replay_over("" if self._must_match is None else "gap")

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from time import perf_counter, time
 from typing import Protocol
 
-import zmq
-
 from extproc.config.address import HostPort, parse_listen
 from extproc.config.fleet import KvEvents
 from extproc.engines import kv_events_grpc, kv_events_msgpack
@@ -26,8 +24,6 @@ from extproc.routing.prefixes import Prefixes
 from extproc.routing.worker import Worker
 from extproc.transport.status import Status
 from extproc.transport.streaming_client import StreamingCall, open_call
-
-_Context = zmq.Context[zmq.Socket[bytes]]
 
 _log = logging.getLogger(__name__)
 
@@ -62,11 +58,10 @@ class Feed(Protocol):
 class KvFeeds:
     """All of one pool, an `Observer` after the prefixes."""
 
-    def __init__(self, section: KvEvents, prefixes: Prefixes, zmq_context: Callable[[], _Context]) -> None:
+    def __init__(self, section: KvEvents, prefixes: Prefixes) -> None:
         self.figures = Figures()
         self._section = section
         self._prefixes = prefixes
-        self._zmq_context = zmq_context
         self._feeds: dict[str, Feed] = {}
         self._workers: dict[str, set[Worker]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -88,7 +83,7 @@ class KvFeeds:
         if feed is None:
             where = parse_listen(address)
             feed = self._feeds[address] = (
-                _ZmqFeed(self._zmq_context(), where, self._section, self._rank)
+                _ZmqFeed(where, self._section, self._rank)
                 if self._section.source == "zmq"
                 else _GrpcFeed(where, self._rank)
             )
@@ -311,12 +306,12 @@ class _GrpcFeed:
 class _ZmqFeed:
     """An engine's publishers, one for each rank on the next port. Implements `Feed`."""
 
-    def __init__(self, context: _Context, where: HostPort, section: KvEvents, make_rank: _MakeRank) -> None:
-        self._context = context
+    def __init__(self, where: HostPort, section: KvEvents, make_rank: _MakeRank) -> None:
         self._where = where
         self._section = section
         self._make_rank = make_rank
         self._ranks: dict[int, tuple[_ZmqRank, ZmqSubscription]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def live(self) -> bool:
@@ -328,24 +323,20 @@ class _ZmqFeed:
         receiver = _ZmqRank(self._make_rank(worker))
         replay = section.replay_port
         publisher = Publisher(
-            self._endpoint(section.port + number),
-            None if replay is None else self._endpoint(replay + number),
-            section.topic,
+            self._where.host, section.port + number, None if replay is None else replay + number, section.topic
         )
-        self._ranks[number] = receiver, ZmqSubscription(self._context, publisher, receiver)
+        self._ranks[number] = receiver, ZmqSubscription(publisher, receiver)
 
     def remove(self, worker: Worker) -> None:
         found = self._ranks.pop(worker.rank or 0, None)
         if found is not None:
-            found[1].close()
+            task = asyncio.ensure_future(found[1].close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def stop(self) -> None:
-        for _, subscription in self._ranks.values():
-            subscription.close()
-        self._ranks = {}
-
-    def _endpoint(self, port: int) -> str:
-        return f"tcp://{HostPort(self._where.host, port)}"
+        ranks, self._ranks = self._ranks, {}
+        await asyncio.gather(*(subscription.close() for _, subscription in ranks.values()), *self._closing)
 
 
 class _ZmqRank:

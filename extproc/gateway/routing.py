@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import zmq
-
 from extproc.config.schema import Config
 from extproc.config.schema import Pool as PoolSection
 from extproc.gateway.kv_feeds import KvFeeds
@@ -34,7 +32,6 @@ class Routing:
         self._polls: list[LoadPolls] = []
         self._fleet = fleet
         self._sections = {section.name: section for section in config.pools}
-        self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
         self.kv_feeds: dict[str, KvFeeds] = {}
         """Of pools whose workers publish KV events, by name."""
         metrics.registry.register(KvGauges(self.kv_feeds))
@@ -67,21 +64,13 @@ class Routing:
         source = section.kv_events.source
         offered = source == "zmq" or (source == "auto" and section.engine in _STREAMS)
         if pool.prefixes is not None and offered and name not in self.kv_feeds:
-            feeds = self.kv_feeds[name] = KvFeeds(section.kv_events, pool.prefixes, self._zmq_context)
+            feeds = self.kv_feeds[name] = KvFeeds(section.kv_events, pool.prefixes)
             pool.members.observe(feeds)
-
-    def _zmq_context(self) -> zmq.Context[zmq.Socket[bytes]]:
-        """With one thread of its own, and only where it is needed."""
-        if self._zmq is None:
-            self._zmq = zmq.Context()
-        return self._zmq
 
     async def stop(self) -> None:
         """End all of it."""
         await asyncio.gather(*(polls.stop() for polls in self._polls))
         await asyncio.gather(*(feeds.stop() for feeds in self.kv_feeds.values()))
-        if self._zmq is not None:
-            self._zmq.destroy(linger=0)
         self._sweeper.close()
 
 

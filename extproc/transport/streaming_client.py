@@ -30,7 +30,7 @@ from extproc.transport.framing import Deframer, FramingError, frame
 from extproc.transport.status import Status
 
 _WINDOW_BYTES = 1 << 20
-_GATHER_S = 0.005
+GATHER_S = 0.005
 """After something came: how long the socket is left alone, so that a busy stream wakes the loop 500 times a second."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
@@ -78,7 +78,7 @@ class StreamingCall(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        _keep_alive(transport.get_extra_info("socket"))
+        keep_alive(transport.get_extra_info("socket"))
         http = self._http = Connection(Role.CLIENT, Configuration())
         http.initiate_connection({Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: _WINDOW_BYTES})
         http.set_local_window_size(_WINDOW_BYTES)
@@ -123,7 +123,7 @@ class StreamingCall(asyncio.Protocol):
         if answer:
             self._transport.write(answer)
         self._transport.pause_reading()
-        self._gathering = self._loop.call_later(_GATHER_S, self._gathered)
+        self._gathering = self._loop.call_later(GATHER_S, self._gathered)
         self._deliver(messages)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -190,7 +190,8 @@ def _status(headers: Sequence[Header]) -> tuple[int, str]:
     return Status.UNKNOWN, f"no gRPC server: HTTP status {fields.get(b':status', b'?').decode('latin-1')}"
 
 
-def _keep_alive(connection: socket.socket) -> None:
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernel find out that a silent peer has vanished."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc.aio
 import pytest
-import zmq
 from e2e.stack import eventually
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
@@ -82,7 +81,6 @@ class Site:
 async def running(
     carrier: str, *, replay: bool = True, block_tokens: int = BLOCK, **options: Any
 ) -> AsyncIterator[Site]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     if carrier == "zmq":
         options |= {"kv_zmq": "tcp://127.0.0.1:*", "kv_zmq_replay": "tcp://127.0.0.1:*" if replay else ""}
     spec = EngineSpec(prefill_tokens_per_s=0.0, decode_step_s=0.0, block_tokens=block_tokens, **options)
@@ -97,7 +95,7 @@ async def running(
             port=_port(publisher.endpoint),
             replay_port=_port(publisher.replay_endpoint) if replay else None,
         )
-    feeds = KvFeeds(section, prefixes, lambda: context)
+    feeds = KvFeeds(section, prefixes)
     members.observe(prefixes)
     members.observe(feeds)
     members.update([WorkerSpec(engine.address, "w")])
@@ -108,7 +106,6 @@ async def running(
             yield site
     finally:
         await feeds.stop()
-        context.destroy(linger=0)
         await engine.stop()
 
 
@@ -264,7 +261,7 @@ async def test_an_engine_without_events_is_asked_and_left_alone():
         stack.push_async_callback(engine.stop)
         members = Membership()
         prefixes = Prefixes(PrefixIndex(), BLOCK, PrefixUse(), 1000)
-        feeds = KvFeeds(KvEvents(), prefixes, zmq.Context)
+        feeds = KvFeeds(KvEvents(), prefixes)
         stack.push_async_callback(feeds.stop)
         members.observe(prefixes)
         members.observe(feeds)

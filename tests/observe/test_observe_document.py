@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import zmq
 from gateway_in_process import build_gateway, load_tokens
 from prometheus_client import CollectorRegistry
 
@@ -47,7 +46,7 @@ async def test_every_metric_is_described() -> None:
     metrics.admission_refused.child("main", "queue_full")
     exchanges = ExtProcService(gateway, deadline_s=1.0, held_bodies_bytes=1)
     metrics.registry.register(Gauges(fleet, exchanges, [Ngh2Server({})], LoopTurns(), TokenCache(1)))
-    feeds = KvFeeds(KvEvents(), Prefixes(PrefixIndex(), 16, PrefixUse(), 1), zmq.Context)
+    feeds = KvFeeds(KvEvents(), Prefixes(PrefixIndex(), 16, PrefixUse(), 1))
     feeds.figures.dropped["full"] = 1
     feeds.figures.lag_s["w"] = 0.1
     metrics.registry.register(KvGauges({"main": feeds}))
