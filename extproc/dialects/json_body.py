@@ -152,7 +152,7 @@ def check_strings(body: bytes, limits: BodyLimits) -> None:
 def free_object(raw: msgspec.Raw, path: str, limits: BodyLimits) -> dict[str, Any]:
     """The object of any content at `path`, within the limits. Raises RequestError."""
     check_weight(raw, path, limits.max_option_bytes, limits.max_option_containers)
-    value = decode(_OBJECT, raw, {path: "an object"}, root=path)
+    value = decode(_OBJECT, raw, {_INDEX.sub("[]", path): "an object"}, root=path)
     check_depth(value, path, limits)
     return value
 
@@ -194,11 +194,13 @@ def depth(value: object, limit: int) -> int:
 def descriptions(schema: type[Struct], prefix: str = "") -> dict[str, str]:
     """What is allowed, by path: the string in each field's `Annotated`, down through nested Structs.
 
-    Paths look like `messages[].content[].text`. Raises TypeError for a field without a description.
+    Paths look like `messages[].content[].text`, with the names of the JSON. Raises TypeError for a field without a
+    description.
     """
     found: dict[str, str] = {}
+    names = dict(zip(schema.__struct_fields__, schema.__struct_encode_fields__, strict=True))
     for name, hint in get_type_hints(schema, include_extras=True).items():
-        path = f"{prefix}{name}"
+        path = f"{prefix}{names[name]}"
         texts = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, str)]
         if not texts:
             raise TypeError(f"{schema.__name__}.{name} does not say what is allowed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from extproc.dialects.anthropic import anthropic
 from extproc.dialects.base import Dialect
+from extproc.dialects.gemini import gemini
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.openai_chat import openai_chat
 from extproc.dialects.openai_completions import openai_completions
@@ -21,6 +22,7 @@ def all_dialects(limits: BodyLimits) -> tuple[Dialect, ...]:
         openai_completions(limits),
         openai_embeddings(limits),
         anthropic(limits),
+        gemini(limits),
         openai_models(),
         vllm_tokenize(),
     )
