@@ -110,8 +110,9 @@ class LoadMetrics(Section):
 class KvEvents(Section):
     """Whether workers say themselves what their KV caches hold. Only policies that look at prompts listen to them.
 
-    vLLM publishes events with `--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq"}'`, and its gRPC
-    server hands them on. A plain word stands for `{source: …}`.
+    vLLM's gRPC server offers its events by default. Over ZeroMQ vLLM and SGLang publish them with
+    `--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", …}'`. A plain word stands for
+    `{source: …}`.
     """
 
     source: Literal["auto", "zmq", "off"] = Field(
