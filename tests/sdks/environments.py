@@ -11,6 +11,7 @@ import fcntl
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,19 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "oldest": ("openai==1.109.1", "anthropic==0.125.0", "google-genai==1.75.0", "ollama==0.4.9"),
 }
 """What is installed side by side: majors where the SDK has had several, else minors."""
+OWN_TESTS: dict[str, str] = {"openai": "3.57.0", "anthropic": "2.14.0"}
+"""SDKs whose source distributions hold tests against any server."""
+NEEDED_BY_OWN_TESTS = (
+    "pytest>=9",
+    "pytest-asyncio>=1.4",
+    "pytest-xdist",
+    "inline-snapshot",
+    "rich",
+    "http-snapshot[httpx]==0.1.9",
+    "respx",
+    "dirty-equals",
+    "time-machine",
+)
 JAVASCRIPT = HERE / "js"
 NODE_MAJOR = 20
 
@@ -30,22 +44,45 @@ def main() -> None:
     """Make all."""
     for name in PYTHON:
         print(python(name))
+    print(own_tests())
     print(javascript() or f"no JavaScript: {missing_node()}")
 
 
 def python(name: str) -> Path:
     """The interpreter of an environment, which is made where it is missing or of other versions."""
     folder = ENVIRONMENTS / f"sdks-{name}"
-    interpreter = folder / "bin" / "python"
+    _once(folder, " ".join(PYTHON[name]), lambda: _install(folder, *PYTHON[name]))
+    return folder / "bin" / "python"
+
+
+def own_tests() -> Path:
+    """An environment in which SDKs run their own tests, with their sources in a folder each: `openai`, `anthropic`."""
+    folder = ENVIRONMENTS / "sdks-own-tests"
+    packages = [f"{name}[aiohttp]=={version}" for name, version in OWN_TESTS.items()]
 
     def make() -> None:
-        # Without a pip of its own, which takes half the time: the one that runs this installs for it.
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-        pip = [sys.executable, "-m", "pip", "--python", str(interpreter), "install", "-q"]
-        subprocess.run([*pip, "--disable-pip-version-check", *PYTHON[name]], check=True, timeout=600)
+        _install(folder, *packages, *NEEDED_BY_OWN_TESTS)
+        for name, version in OWN_TESTS.items():
+            # pip asks the build system for metadata, which is why this takes longer than the download.
+            sources = folder / "sources"
+            _pip("download", "--no-deps", "--no-binary", name, "--dest", str(sources), f"{name}=={version}")
+            with tarfile.open(sources / f"{name}-{version}.tar.gz") as archive:
+                archive.extractall(sources, filter="data")
+            (sources / f"{name}-{version}").rename(folder / name)
 
-    _once(folder, " ".join(PYTHON[name]), make)
-    return interpreter
+    _once(folder, " ".join([*packages, *NEEDED_BY_OWN_TESTS]), make)
+    return folder
+
+
+def _install(folder: Path, *packages: str) -> None:
+    """An environment without a pip of its own, which would take half the time: the one that runs this installs."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    _pip("--python", str(folder / "bin" / "python"), "install", *packages)
+
+
+def _pip(*arguments: str) -> None:
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, *arguments], check=True, timeout=600)
 
 
 def javascript() -> Path | None:
