@@ -121,11 +121,13 @@ def check_unix_length(address: UnixPath) -> None:
         raise ValueError(f"the socket's path is {length} bytes long and may have {_UNIX_PATH_BYTES}: {address.path}")
 
 
-def parse_worker(text: str) -> HostPort:
-    """A worker's gRPC address, `host:port` or `grpc://host:port`. Raises ValueError."""
+def parse_worker(text: str, *, http: bool = False) -> HostPort:
+    """A worker's address, `host:port`, `grpc://host:port` or with `http` also `http://host:port`. Raises ValueError."""
     scheme, separator, rest = text.partition("://")
     if separator:
-        if scheme != "grpc":
+        if http and scheme == "https":
+            raise ValueError(f"{text!r}: write http://{rest.rstrip('/')}, and how to trust it in the pool's http.tls")
+        if scheme != "grpc" and not (http and scheme == "http"):
             raise ValueError(f"{text!r}: workers speak gRPC without TLS; write grpc://{rest.rstrip('/')}")
         text = rest.rstrip("/")
     address = parse_host_port(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from extproc.config.address import (
@@ -44,6 +45,7 @@ def find_conflicts(data: object) -> list[Conflict]:
     found += _models(pools)
     found += _workers(pools)
     found += _ranks(pools)
+    found += _protocols(pools)
     found += _no_workers(pools)
     found += _session_keys(pools)
     found += _listeners(data, pools)
@@ -142,6 +144,34 @@ def _ranks(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
                 yield Conflict((*path, "ranks"), f"requests to {engine} cannot name a rank: leave `ranks` out")
 
 
+_HTTP_ENGINE = "openai"
+
+
+def _protocols(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
+    """What belongs to engines over HTTP, in pools of others, and the other way round."""
+    for pool_path, pool in pools:
+        engine = _get(pool, "engine", "vllm")
+        over_http = engine == _HTTP_ENGINE
+        for path, worker in _items(pool, "workers", pool_path):
+            address = worker if isinstance(worker, str) else _get(worker, "address")
+            scheme = address.partition("://")[0] if isinstance(address, str) and "://" in address else ""
+            if scheme == "http" and not over_http:
+                yield Conflict(
+                    path, f"{address} speaks HTTP, but the pool's engine is {engine}: write `engine: openai`"
+                )
+            if scheme == "grpc" and over_http:
+                yield Conflict(path, f"{address} speaks gRPC, but the pool's engine is openai: write `engine: vllm`")
+        if over_http:
+            continue
+        if _get(pool, "http"):
+            defaults = {"path_prefix": "", "protocol": "http1", "ask_usage": True}
+            if any(value != defaults.get(key) for key, value in pool["http"].items()):
+                yield Conflict((*pool_path, "http"), f"the engine {engine} speaks gRPC: leave `http` out")
+        for path, model in _items(pool, "models", pool_path):
+            if _get(model, "engine_name") is not None:
+                yield Conflict((*path, "engine_name"), f"requests to {engine} name no model: leave `engine_name` out")
+
+
 def _no_workers(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
     for pool_path, pool in pools:
         if isinstance(pool, dict) and "workers" not in pool and not _get(pool, "discover"):
@@ -216,7 +246,7 @@ def _processor_tls(data: object) -> Iterator[Conflict]:
 def _worker_addresses(pool: object, pool_path: Path) -> Iterator[tuple[Path, HostPort]]:
     for path, worker in _items(pool, "workers", pool_path):
         written_short = isinstance(worker, str)
-        address = _parsed(parse_worker, worker if written_short else _get(worker, "address"))
+        address = _parsed(partial(parse_worker, http=True), worker if written_short else _get(worker, "address"))
         if address is not None:
             yield (path if written_short else (*path, "address")), address
 

@@ -98,7 +98,7 @@ def _parse_worker(value: object) -> HostPort:
     return (
         value
         if isinstance(value, HostPort)
-        else parse_worker(_text(value, "an address, such as grpc://10.0.0.1:50051"))
+        else parse_worker(_text(value, "an address, such as grpc://10.0.0.1:50051"), http=True)
     )
 
 

@@ -31,6 +31,7 @@ from extproc.config.fields import (
     written,
 )
 from extproc.config.fleet import Discover, Health, HttpHealth, KvEvents, LoadMetrics, Overload, SessionHeader, Tenants
+from extproc.config.http_engines import HttpEngine
 from extproc.config.policies import PolicyName, PolicyOptions
 
 
@@ -177,6 +178,11 @@ class Model(Section):
         default=(),
         description="Other names that clients may write for it, in every pool that serves it.",
     )
+    engine_name: Label | None = Field(
+        default=None,
+        description="What the workers call it, where that is not `name`. Only for `engine: openai`; clients never see "
+        "it. A pool of one model whose workers serve one, under another name, needs it not.",
+    )
     weight: Int = Field(
         default=1,
         ge=0,
@@ -189,8 +195,8 @@ class Worker(Section):
     """One engine of a pool. A plain address stands for `{address: …}`."""
 
     address: WorkerAddress = Field(
-        description="Where its gRPC server is: `host:port` or `grpc://host:port`, IPv6 addresses in brackets. "
-        "A host name is looked up once, at the start.",
+        description="Where its server is: `host:port`, `grpc://host:port` or for `engine: openai` `http://host:port`, "
+        "IPv6 addresses in brackets. A host name is looked up once, at the start.",
     )
     name: Label | None = Field(default=None, description="Its name in logs and metrics; the address without it.")
     ranks: Int = Field(
@@ -211,7 +217,14 @@ class Pool(Section):
     """Workers that are interchangeable: one engine protocol, one tokenizer, one chat template, the same models."""
 
     name: PoolName = Field(description="The pool's name: 1 to 63 of a-z, 0-9 and `-`. Envoy's cluster has the same.")
-    engine: Literal["vllm", "mlx"] = Field(default="vllm", description="The protocol that the workers speak.")
+    engine: Literal["vllm", "mlx", "openai"] = Field(
+        default="vllm",
+        description="The protocol that the workers speak: `vllm` and `mlx` their gRPC, `openai` OpenAI's Chat "
+        "Completions over HTTP, as the servers of vLLM, SGLang, TensorRT-LLM, llama.cpp and Ollama do.",
+    )
+    http: HttpEngine = Field(
+        default=written({}), description="How engines of `engine: openai` are reached. See docs/http-engines.md."
+    )
     models: tuple[Annotated[Model, shorthand("name")], ...] = Field(
         min_length=1,
         description="The models that its workers serve.",
@@ -233,7 +246,8 @@ class Pool(Section):
         default="worker",
         description="Where the tokenizer is: a model's folder, a file (tokenizer.json, `*.tiktoken` or tekken.json), "
         "`hub:ORG/NAME` or `hub:ORG/NAME@REVISION` for a model that is in the local Hugging Face cache already, or "
-        "`worker` to get it from a worker.",
+        "`worker` to get it from a worker. Engines over HTTP have none to give: their prompts are only tokenized, for "
+        "the choice of the worker and the check of their length, where this is a path.",
     )
     chat_template: FilePath | None = Field(
         default=None,

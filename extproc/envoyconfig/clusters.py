@@ -23,9 +23,11 @@ from envoy_data_plane.envoy.type.metadata import v3 as metadata
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.config.address import Address, HostPort
+from extproc.config.http_engines import HttpEngine
 from extproc.config.schema import Envoy
 from extproc.envoyconfig import names
 from extproc.envoyconfig.typed import address, extension, seconds, watched
+from extproc.envoyconfig.upstream_tls import build_engine_tls
 
 _PROCESSOR_CONNECT_S = 1.0
 _PROCESSOR_CHECK_S = 1.0
@@ -36,6 +38,7 @@ _POOL_WINDOW_BYTES = 256 << 10
 _CONNECTION_WINDOW_BYTES = 16 << 20
 _WAITING_FRAMES = 10_000_000
 _MOST_LOAD_PERCENT = 200  # of the mean: a process with more in flight passes what comes on to the next one
+_HTTP1_IDLE_S = 4.0
 _MIN_RETRIES = 10  # of a pool that run at a time, however few requests there are
 _KEEPALIVE = core.TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
 
@@ -75,8 +78,15 @@ def build_processor(
     )
 
 
-def build_pool(pool: str, endpoints_file: str, endpoints_directory: str, envoy: Envoy) -> cluster.Cluster:
-    """A pool of gRPC engines. Its endpoints come from a file that is replaced by rename."""
+def build_pool(
+    pool: str, endpoints_file: str, endpoints_directory: str, envoy: Envoy, http: HttpEngine | None = None
+) -> cluster.Cluster:
+    """A pool of engines. Its endpoints come from a file that is replaced by rename.
+
+    `http`: of engines that speak HTTP, without it gRPC. Their key is not here: the processor adds it to requests.
+    """
+    http1 = http is not None and http.protocol == "http1"
+    protocol = _http1() if http1 else _http2(envoy.max_streams, _POOL_WINDOW_BYTES)
     return cluster.Cluster(
         name=pool,
         type=cluster.ClusterDiscoveryType.EDS,
@@ -92,8 +102,11 @@ def build_pool(pool: str, endpoints_file: str, endpoints_directory: str, envoy: 
         ),
         # TCP's, as gRPC servers take frequent HTTP/2 pings for an attack.
         upstream_connection_options=cluster.UpstreamConnectionOptions(tcp_keepalive=_KEEPALIVE),
-        typed_extension_protocol_options=_http2(envoy.max_streams, _POOL_WINDOW_BYTES),
+        typed_extension_protocol_options=protocol,
+        # With its own limit, 1 MiB, Envoy reads so much of an answer ahead of a client that takes none.
+        per_connection_buffer_limit_bytes=_POOL_WINDOW_BYTES if http1 else None,
         load_balancing_policy=_named_host(),
+        transport_socket=None if http is None or http.tls is None else build_engine_tls(http),
     )
 
 
@@ -178,6 +191,19 @@ def _http2(max_streams: int, stream_window_bytes: int) -> dict[str, Any]:
                 max_outbound_control_frames=_WAITING_FRAMES,
             )
         )
+    )
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(options)}
+
+
+def _http1() -> dict[str, Any]:
+    """Idle connections are closed before servers close them: uvicorn does so after 5 s, and a request that crosses that
+    on its way is lost.
+    """
+    options = upstreams.HttpProtocolOptions(
+        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=seconds(_HTTP1_IDLE_S)),
+        explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
+            http_protocol_options=core.Http1ProtocolOptions()
+        ),
     )
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(options)}
 

@@ -122,7 +122,13 @@ def _clusters(config: Config) -> discovery.DiscoveryResponse:
     folder = PurePosixPath(config.envoy.directory)
     return _resources(
         [
-            build_pool(pool.name, str(folder / endpoints_file(pool.name)), str(folder / ENDPOINTS), config.envoy)
+            build_pool(
+                pool.name,
+                str(folder / endpoints_file(pool.name)),
+                str(folder / ENDPOINTS),
+                config.envoy,
+                pool.http if pool.engine == "openai" else None,
+            )
             for pool in config.pools
         ]
     )

@@ -28,7 +28,8 @@ from extproc.envoyconfig.typed import NEVER, address, extension, seconds
 
 LISTENER = "clients"
 
-_RETRY_ON = "connect-failure,refused-stream,reset,unavailable,resource-exhausted"
+_RETRY_ON = "connect-failure,refused-stream,reset,unavailable,resource-exhausted,retriable-status-codes"
+_RETRIED_STATUSES = (429, 503)  # of engines over HTTP: full, or not there yet
 _STREAM_WINDOW_BYTES = 1 << 20
 _CONNECTION_WINDOW_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
@@ -201,7 +202,7 @@ def _routes(envoy: Envoy) -> route.RouteConfiguration:
             cluster_header=names.POOL_HEADER,
             timeout=NEVER,
             idle_timeout=NEVER,
-            retry_policy=route.RetryPolicy(retry_on=_RETRY_ON, num_retries=envoy.retries) if envoy.retries else None,
+            retry_policy=_retries(envoy.retries) if envoy.retries else None,
         ),
     )
     # Every request needs a route when its headers arrive; the processor answers it or picks a pool.
@@ -214,6 +215,10 @@ def _routes(envoy: Envoy) -> route.RouteConfiguration:
         name=LISTENER,
         virtual_hosts=[route.VirtualHost(name=LISTENER, domains=["*"], routes=[to_pool, no_pool])],
     )
+
+
+def _retries(most: int) -> route.RetryPolicy:
+    return route.RetryPolicy(retry_on=_RETRY_ON, retriable_status_codes=list(_RETRIED_STATUSES), num_retries=most)
 
 
 def _access_log() -> accesslog.AccessLog:

@@ -1,4 +1,4 @@
-"""TLS from Envoy to the processor.
+"""TLS from Envoy to the processor, and to engines over HTTP.
 
 Certificates are secrets with files of their own, since only for those does Envoy notice that they were replaced; a file
 holds one secret.
@@ -14,6 +14,7 @@ from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.google.protobuf import Any
 
+from extproc.config.http_engines import HttpEngine
 from extproc.config.schema import ProcessorTls
 from extproc.envoyconfig.typed import watched
 
@@ -58,6 +59,29 @@ def build_upstream_tls(files: ProcessorTls, secret_files: Mapping[str, str], dir
     return core.TransportSocket(
         name="envoy.transport_sockets.tls",
         typed_config=Any.pack(tls.UpstreamTlsContext(common_tls_context=context, sni=files.server_name or "")),
+    )
+
+
+def build_engine_tls(http: HttpEngine) -> core.TransportSocket:
+    """For the endpoints of a pool, which all have certificates for one name."""
+    files = http.tls
+    assert files is not None
+    context = tls.CertificateValidationContext(
+        trusted_ca=_file(files.ca),
+        match_typed_subject_alt_names=[
+            tls.SubjectAltNameMatcher(
+                san_type=tls.SubjectAltNameMatcherSanType.DNS, matcher=matcher.StringMatcher(exact=files.server_name)
+            )
+        ],
+    )
+    common = tls.CommonTlsContext(
+        tls_params=tls.TlsParameters(tls_maximum_protocol_version=tls.TlsParametersTlsProtocol.TLSv1_3),
+        alpn_protocols=["h2"] if http.protocol == "http2" else ["http/1.1"],
+        validation_context=context,
+    )
+    return core.TransportSocket(
+        name="envoy.transport_sockets.tls",
+        typed_config=Any.pack(tls.UpstreamTlsContext(common_tls_context=common, sni=files.server_name)),
     )
 
 

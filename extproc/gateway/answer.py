@@ -25,14 +25,31 @@ _KEPT = frozenset(("date", "server", "x-envoy-upstream-service-time"))
 _KEPT_OF_LOCAL = ("x-ratelimit-", "ratelimit-", "x-envoy-", "www-authenticate")
 """Beginnings of headers that also pass when the answer is Envoy's own: its filters tell clients something with them."""
 
-_DEADLINE = ErrorInfo(kind=ErrorKind.TIMEOUT, message="The answer took longer than this gateway allows.")
-_INTERNAL = ErrorInfo(kind=ErrorKind.SERVER, message="An internal error broke the answer off.")
+DEADLINE = ErrorInfo(kind=ErrorKind.TIMEOUT, message="The answer took longer than this gateway allows.")
+INTERNAL = ErrorInfo(kind=ErrorKind.SERVER, message="An internal error broke the answer off.")
 _TRUNCATED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated")
-_UNREADABLE = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine sent an answer that cannot be read.")
+UNREADABLE = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine sent an answer that cannot be read.")
 _ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave the request up.", code="aborted")
 
 FAULTS = frozenset((ErrorKind.SERVER, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT))
 """Errors of an engine that are its own and not the request's: those that are 5xx."""
+
+
+def note_server(head: AnswerHead, reservation: Reservation, account: RequestAccount) -> None:
+    """The load goes to the worker that really answers, which after a retry is another one."""
+    served_by = head.served_by
+    if served_by is not None and served_by != reservation.worker.address:
+        if reservation.served_by(served_by):
+            account.retried()
+        else:
+            account.destination_ignored()
+            _log.warning("the answer came from %s, which is not a worker of the pool", served_by)
+
+
+def removed_headers(headers: Mapping[str, str], *, local: bool) -> tuple[str, ...]:
+    """Which of the upstream's headers the client does not get. `local`: they are Envoy's own."""
+    removed = [name for name in headers if name not in _KEPT and name[0] != ":"]
+    return tuple([name for name in removed if not name.startswith(_KEPT_OF_LOCAL)] if local else removed)
 
 
 class AnswerParts(Struct, frozen=True):
@@ -90,18 +107,10 @@ class EngineAnswer:
 
     def head(self, head: AnswerHead) -> Begin | None:
         """Nothing can be said yet; what is not the engine's answer is told apart here."""
-        served_by = head.served_by
-        reservation = self._reservation
-        if served_by is not None and served_by != reservation.worker.address:
-            if reservation.served_by(served_by):
-                self._account.retried()
-            else:
-                self._account.destination_ignored()
-                _log.warning("the answer came from %s, which is not a worker of the pool", served_by)
+        note_server(head, self._reservation, self._account)
         headers = head.headers
-        self._removed = tuple([name for name in headers if name not in _KEPT and name[0] != ":"])
+        self._removed = removed_headers(headers, local=head.local)
         if head.local:
-            self._removed = tuple(name for name in self._removed if not name.startswith(_KEPT_OF_LOCAL))
             self._foreign = local_reply.error_of(head.status, headers, head.details)
             self._worker_fault = local_reply.blames_worker(head.details)
         elif head.status != 200 or not _is_grpc(headers.get("content-type", "")):
@@ -120,7 +129,7 @@ class EngineAnswer:
             _log.error("worker %s broke its protocol: %s", self._reservation.worker.label, error)
             self._account.protocol_error()
             self._reservation.failed()
-            return self._broken(_UNREADABLE)
+            return self._broken(UNREADABLE)
 
     def _events(self, engine_events: list[EngineEvent]) -> Begin | Piece | None:
         if self._waiting:
@@ -184,11 +193,11 @@ class EngineAnswer:
         self._account.exceeds_deadline()
         if self._waiting:
             self._reservation.failed()  # not a word in all that time
-        return self._broken(_DEADLINE)
+        return self._broken(DEADLINE)
 
     def fail(self) -> Begin | Piece:
         """An internal error, which the exchange has logged."""
-        return self._broken(_INTERNAL)
+        return self._broken(INTERNAL)
 
     def close(self) -> None:
         """Release the reservation."""

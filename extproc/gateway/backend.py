@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from extproc.engines.base import Engine
+from extproc.gateway.http_target import HttpTarget
 from extproc.ir import UNSET, ChatRequest, ErrorInfo, ErrorKind, Part, RequestError, Sampling, Text, ToolResult
 from extproc.output.parsers import Parsers, choose_parsers
 from extproc.routing.pool import Pool, no_worker
@@ -17,13 +18,17 @@ _log = logging.getLogger(__name__)
 
 
 class Backend:
-    """A pool's rooms together. `tokens` is None until its tokenizer has been loaded."""
+    """A pool's rooms together. `tokens` is None until its tokenizer has been loaded.
+
+    Its engines speak a protocol of tokens (`engine`) or OpenAI's dialect over HTTP (`http`).
+    """
 
     __slots__ = (
+        "_engine",
         "_parser_names",
         "_tokens",
         "context_tokens",
-        "engine",
+        "http",
         "parsers",
         "pool",
         "shows_reasoning",
@@ -33,7 +38,7 @@ class Backend:
     def __init__(
         self,
         pool: Pool,
-        engine: Engine,
+        engine: Engine | HttpTarget,
         context_tokens: int | None,
         *,
         tool_parser: str = "auto",
@@ -41,7 +46,8 @@ class Backend:
     ) -> None:
         """`tool_parser` and `reasoning_parser`: a parser's name, `auto` or `none`."""
         self.pool = pool
-        self.engine = engine
+        self._engine = None if isinstance(engine, HttpTarget) else engine
+        self.http = engine if isinstance(engine, HttpTarget) else None
         self.context_tokens = context_tokens
         self.parsers = Parsers()
         """How answers are read, once the chat template is known."""
@@ -53,8 +59,16 @@ class Backend:
         self._tokens: ModelTokens | None = None
 
     @property
+    def engine(self) -> Engine:
+        """The codec of a protocol of tokens. Raises RequestError (UNSUPPORTED) where the engines have none."""
+        engine = self._engine
+        if engine is None:
+            raise _not_over_http()
+        return engine
+
+    @property
     def tokens(self) -> ModelTokens | None:
-        """Template and tokenizer."""
+        """Template and tokenizer; HTTP engines need none."""
         return self._tokens
 
     @tokens.setter
@@ -79,7 +93,7 @@ class Backend:
         """Raises RequestError (UNAVAILABLE) while the tokenizer is not there yet."""
         tokens = self._tokens
         if tokens is None:
-            raise no_worker(self.pool.name)
+            raise no_worker(self.pool.name) if self._engine is not None else _not_over_http()
         return tokens
 
     def check_size(self, chat: ChatRequest) -> None:
@@ -139,6 +153,17 @@ class Backend:
 def _result_characters(part: Part) -> int:
     """Of a tool's result: what else stands beside text may be left out by the chat template."""
     return sum(len(inner.text) for inner in part.parts if type(inner) is Text) if type(part) is ToolResult else 0
+
+
+def _not_over_http() -> RequestError:
+    return RequestError(
+        ErrorInfo(
+            kind=ErrorKind.UNSUPPORTED,
+            message="This model is served by engines that take conversations only.",
+            param="model",
+            code="unsupported_operation",
+        )
+    )
 
 
 def _no_token(token_id: int, field: str, vocabulary: int) -> RequestError:

@@ -50,6 +50,8 @@ class Gateway:
         """To engines, beside what Envoy carries."""
         for backend in backends.values():
             backend.pool.members.observe(self.calls)
+        self.has_http = any(backend.http is not None for backend in backends.values())
+        """Some engines take clients' own bytes."""
         self._table = table
         self._backends = backends
         self._debug_clients = tuple(debug_clients)

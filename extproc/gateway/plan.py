@@ -49,7 +49,7 @@ def check_tools(chat: ChatRequest, backend: Backend) -> None:
     for name in choice.names:
         if name not in names:
             raise _invalid(f"'tool_choice' names {name[:64]!r}, which is none of the tools.", "tool_choice")
-    if choice.mode != "none" and not backend.parsers.template_takes_tools:
+    if choice.mode != "none" and backend.http is None and not backend.parsers.template_takes_tools:
         raise RequestError(
             ErrorInfo(
                 kind=ErrorKind.UNSUPPORTED,
@@ -99,7 +99,7 @@ def plan_answer(chat: ChatRequest, backend: Backend, prompt_end: str, answer_id:
             chat,
             tools,
             prompt_end,
-            lambda choice, index: _call_id(answer_id, choice, index, call_id_prefix, short=short),
+            lambda choice, index: call_id(answer_id, choice, index, call_id_prefix, short=short),
         ),
         losses,
     )
@@ -116,8 +116,8 @@ def _lost_of_history(chat: ChatRequest, backend: Backend) -> list[Loss]:
     return losses
 
 
-def _call_id(answer_id: str, choice: int, index: int, prefix: str, *, short: bool) -> str:
-    """The same for the same answer. Mistral's templates take nine letters and digits."""
+def call_id(answer_id: str, choice: int, index: int, prefix: str, *, short: bool) -> str:
+    """An id for a call: the same for the same answer. Mistral's templates take nine letters and digits."""
     digest = hashlib.blake2b(f"{answer_id}/{choice}/{index}".encode(), digest_size=16).digest()
     number = int.from_bytes(digest, "big")
     digits = []

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
 from extproc.config.schema import Config
+from extproc.config.schema import Pool as PoolSection
 from extproc.discovery.roster import Entry, Roster, static_roster
+from extproc.engines.base import Engine
 from extproc.engines.registry import engine
 from extproc.gateway.backend import Backend
+from extproc.gateway.http_target import ApiKey, HttpTarget
 from extproc.gateway.policies import build_policy
 from extproc.ir import ModelCard
 from extproc.observe.instruments import Counter
@@ -37,7 +41,7 @@ class Fleet(Struct, frozen=True):
 def build_fleet(config: Config, roster: Roster | None = None) -> Fleet:
     """`roster`: the workers of now; without it those of the configuration, which must have IP addresses.
 
-    Raises PolicyError.
+    Raises PolicyError, and OSError where a file that belongs to a pool cannot be read.
     """
     roster = static_roster(config) if roster is None else roster
     health = config.health
@@ -53,7 +57,7 @@ def build_fleet(config: Config, roster: Roster | None = None) -> Fleet:
         pool = Pool(section.name, (), build_policy(section), config.envoy.retries, members)
         backends[pool.name] = Backend(
             pool,
-            engine(section.engine),
+            _engine(section),
             section.context_tokens,
             tool_parser=section.tool_parser,
             reasoning_parser=section.reasoning_parser,
@@ -67,6 +71,28 @@ def build_fleet(config: Config, roster: Roster | None = None) -> Fleet:
             targets[alias] = targets[name]
             cards[alias] = ModelCard(alias, created)
     return Fleet(backends, ModelTable(targets, cards.values()))
+
+
+def _engine(section: PoolSection) -> Engine | HttpTarget:
+    if section.engine != "openai":
+        return engine(section.engine)
+    names = {name: model.engine_name or model.name for model in section.models for name in (model.name, *model.aliases)}
+    http = section.http
+    tls = None
+    if http.tls is not None:
+        try:
+            tls = ssl.create_default_context(cafile=http.tls.ca)
+        except OSError as error:
+            raise OSError(f"pool {section.name}: the authorities in {http.tls.ca} cannot be read: {error}") from error
+    return HttpTarget(
+        path_prefix=http.path_prefix,
+        host=http.host,
+        api_key=None if http.api_key is None else ApiKey(http.api_key),
+        asks_usage=http.ask_usage,
+        names=names,
+        tls=tls,
+        server_name=None if http.tls is None else http.tls.server_name,
+    )
 
 
 def specs(entries: Sequence[Entry]) -> list[WorkerSpec]:

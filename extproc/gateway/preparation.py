@@ -12,6 +12,8 @@ from pathlib import Path
 from extproc.config.schema import Pool as PoolSection
 from extproc.engines.control import ControlError, ModelInfo, connect
 from extproc.gateway.backend import Backend
+from extproc.gateway.http_models import ModelsError, served_models
+from extproc.gateway.http_target import HttpTarget
 from extproc.routing.blocks import block_tokens_for
 from extproc.routing.worker import Worker
 from extproc.tokens.cache import TokenCache
@@ -25,6 +27,7 @@ _ARCHIVE_TIMEOUT_S = 60.0
 _ARCHIVE_LIMIT_BYTES = 256 << 20
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
+_MOST_NAMES = 20
 _LAST = ".last"  # ends the name of a pool's file that says which tokenizer its workers sent
 
 
@@ -76,7 +79,10 @@ class Preparation:
         again and says why.
         """
         source = self._section.tokenizer
-        path = await asyncio.to_thread(self._sent_last) if source == "worker" else source
+        if source != "worker":
+            path: Path | None = source
+        else:
+            path = None if self._backend.http is not None else await asyncio.to_thread(self._sent_last)
         if path is not None:
             with contextlib.suppress(TokenizerError):
                 self._loaded_early = path, await self._load(path)
@@ -96,7 +102,7 @@ class Preparation:
             arrivals.came.clear()
             try:
                 tokens = await self._attempt()
-            except (ControlError, TokenizerError) as error:
+            except (ControlError, ModelsError, TokenizerError) as error:
                 if str(error) != told:
                     told = str(error)
                     _log.warning("pool %s is not ready: %s", self._section.name, error)
@@ -106,7 +112,8 @@ class Preparation:
                 except TimeoutError:
                     delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
             else:
-                self._backend.tokens = tokens
+                if tokens is not None:
+                    self._backend.tokens = tokens
                 _log.info(
                     "pool %s is ready: context of %s tokens",
                     self._section.name,
@@ -115,15 +122,21 @@ class Preparation:
                 self._ready(self._backend)
                 return
 
-    async def _attempt(self) -> ModelTokens:
+    async def _attempt(self) -> ModelTokens | None:
+        """None where nothing is tokenized."""
         section = self._section
         source = section.tokenizer
+        http = self._backend.http
+        if http is not None:
+            await self._ask_http(http)
+            if source == "worker":
+                return None
         if source == "worker":
             info, path = await self._from_worker()
             self._learn(info)
         else:
             path = source
-            if self._backend.context_tokens is None:
+            if self._backend.context_tokens is None and http is None:
                 self._learn(await self._any_info())
         early, self._loaded_early = self._loaded_early, None
         if early is not None and early[0] != path:
@@ -195,3 +208,34 @@ class Preparation:
             except ControlError:
                 continue
         return None
+
+    async def _ask_http(self, target: HttpTarget) -> None:
+        """The first worker that answers says what models there are, and how long their contexts. Raises ModelsError."""
+        name = self._section.name
+        problem = ModelsError("it has no workers to ask for their models")
+        for worker in self._backend.pool.workers:
+            try:
+                served = await served_models(target, worker.address)
+            except ModelsError as error:
+                problem = error
+                continue
+            by_id = {model.id: model for model in served}
+            wanted = target.engine_names
+            missing = sorted(wanted - by_id.keys())
+            if missing and len(served) == 1 and len(wanted) == 1:
+                _log.info("pool %s: its workers call the model %s", name, served[0].id)
+                target.rename(served[0].id)
+            elif missing and served:
+                _log.warning(
+                    "pool %s: worker %s does not list %s among its models (%s): set `engine_name` of the model",
+                    name,
+                    worker.label,
+                    ", ".join(missing),
+                    ", ".join(sorted(by_id)[:_MOST_NAMES]),
+                )
+            lengths = [by_id[model].context_tokens for model in target.engine_names if model in by_id]
+            shortest = min(lengths, default=0)
+            if shortest and self._backend.context_tokens is None:
+                self._backend.context_tokens = shortest
+            return
+        raise problem

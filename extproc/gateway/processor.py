@@ -163,7 +163,9 @@ class Processor:
         metrics.registry.register(Gauges(fleet, exchanges, self._servers, self._turns, token_cache))
         self._turns.start()
         self._checks = [
-            PoolChecks(section, config.health, fleet.backends[section.name].pool.members) for section in config.pools
+            PoolChecks(section, config.health, backend.pool.members, backend.http)
+            for section in config.pools
+            if (backend := fleet.backends[section.name])
         ]
         self._tasks.extend(asyncio.create_task(preparation.run()) for preparation in self._preparations)
         _log.info("serving on %s", ", ".join(self.addresses))

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from extproc.dialects.base import AnswerIdentity, ChatCodec, Rendered
 from extproc.dialects.routes import Route
-from extproc.exchange.application import Forward, Outcome, ReadBody, Reply, RequestHead
+from extproc.exchange.application import Answer, Forward, Outcome, ReadBody, Reply, RequestHead
 from extproc.gateway.alone import HANDLERS, Handler, models_now
 from extproc.gateway.answer import AnswerParts, EngineAnswer
 from extproc.gateway.backend import Backend
+from extproc.gateway.headers import DEBUG, DECISION, DESTINATION, LOSSES, POOL, REMOVED, REMOVED_BUT_KEY, source_of
+from extproc.gateway.http_answer import HttpAnswer, HttpAnswerParts
+from extproc.gateway.http_request import (
+    OWN_FORMS,
+    HttpRequest,
+    known_of,
+    own_prompt,
+    own_request,
+    prompt_of,
+    read_own,
+    translated_request,
+)
 from extproc.gateway.plan import check_tools, plan_answer
 from extproc.gateway.prepared import Prepared
 from extproc.gateway.texts import answer_texts, embed, prepare_text, read_texts
@@ -30,33 +42,7 @@ from extproc.tokens.model import Prompt
 if TYPE_CHECKING:
     from extproc.gateway.gateway import Gateway
 
-DESTINATION = "x-gateway-destination-endpoint"
-POOL = "x-gateway-pool"
-DEBUG = "x-gateway-debug"
-DECISION = "x-gateway-decision"
-LOSSES = "x-gateway-losses"
-
-_REMOVED = (
-    # They describe the client's body.
-    "content-length",
-    "content-encoding",
-    "accept-encoding",
-    "expect",
-    # A gRPC server would obey them.
-    "grpc-timeout",
-    "grpc-encoding",
-    "grpc-accept-encoding",
-    "grpc-status",
-    # Secrets between the client and Envoy.
-    "authorization",
-    "proxy-authorization",
-    "cookie",
-    "api-key",
-    "x-api-key",
-    "x-goog-api-key",
-    DEBUG,
-)
-"""Request headers that do not reach an engine."""
+_GRPC_HEADERS = (("content-type", "application/grpc"), ("te", "trailers"))
 
 _OF_MODELS = frozenset((Operation.LIST_MODELS, Operation.GET_MODEL))
 
@@ -77,6 +63,7 @@ class GatewayRequest:
 
     __slots__ = (
         "_account",
+        "_backend",
         "_decision",
         "_explain",
         "_forwarded",
@@ -94,6 +81,7 @@ class GatewayRequest:
         self._forwarded = False
         self._route: Route = gateway.no_route
         self._request_id = ""
+        self._backend: Backend | None = None  # as chosen before the body was read whole
         self._explain = False
         self._decision: Decision | None = None
         self._route_headers: Mapping[str, str] = {}  # that policies look at
@@ -125,7 +113,7 @@ class GatewayRequest:
                 )
         except RequestError as error:
             return self._error(error.info)
-        self._explain = headers.get(DEBUG) == "1" and gateway.may_debug(_source(head))
+        self._explain = headers.get(DEBUG) == "1" and gateway.may_debug(source_of(head))
         if gateway.route_headers:
             self._route_headers = {name: headers[name] for name in gateway.route_headers if name in headers}
         tenants = gateway.tenants
@@ -136,7 +124,11 @@ class GatewayRequest:
 
     def body(self, data: bytes) -> Outcome | Awaitable[Outcome]:
         """Parse, tokenize, choose, encode."""
-        route = self._route
+        route, gateway = self._route, self._gateway
+        if gateway.has_http and route.dialect.name in OWN_FORMS:
+            outcome = self._pass_on(data)
+            if outcome is not None:
+                return outcome
         if route.operation is Operation.COMPLETE:
             return self._continue_texts(data)
         if route.operation is Operation.EMBED:
@@ -145,11 +137,12 @@ class GatewayRequest:
         if codec is None or route.operation is not Operation.GENERATE:
             assert route.operation is not None
             return self._answer_alone(HANDLERS[route.operation], data)
-        gateway = self._gateway
         try:
             chat = codec.parse(route.inbound, data)
-            self._account.names_model(chat.model)
-            backend = gateway.backend_for(chat.model)
+            backend = self._backend_for(chat.model)
+            if backend.http is not None:
+                make = partial(translated_request, chat, codec, backend, self._facts)
+                return self._over_http(make, prompt_of(chat, backend))
             backend.check_size(chat)
             check_tools(chat, backend)
             prompt = backend.ready_tokens().prompt(chat)
@@ -168,14 +161,54 @@ class GatewayRequest:
         except RequestError as error:
             return self._error(error.info)
 
+    def _backend_for(self, model: str) -> Backend:
+        """Raises RequestError. The choice between several pools is made once."""
+        self._account.names_model(model)
+        backend = self._backend
+        if backend is None:
+            backend = self._backend = self._gateway.backend_for(model)
+        return backend
+
+    def _pass_on(self, data: bytes) -> Outcome | Awaitable[Outcome] | None:
+        """The client's own bytes, where the model's engines speak its dialect; None for all else."""
+        route = self._route
+        known = known_of(data)
+        if known is None:
+            return None
+        try:
+            backend = self._backend_for(known.model)
+            if backend.http is None:
+                return None
+            form = OWN_FORMS[route.dialect.name]
+            make = partial(own_request, read_own(known, form, data), backend, self._facts)
+            return self._over_http(make, own_prompt(route.dialect.chat, route.inbound, data, backend))
+        except RequestError as error:
+            return self._error(error.info)
+
+    def _over_http(
+        self, make: Callable[[Prompt | None], HttpRequest], prompt: Prompt | Awaitable[Prompt | None] | None
+    ) -> Forward | Awaitable[Outcome]:
+        """`make`: from the prompt, where it is tokenized. Raises RequestError."""
+        if prompt is None or isinstance(prompt, Prompt):
+            return self._admit(make(prompt))
+        return self._over_http_later(make, prompt)
+
+    async def _over_http_later(
+        self, make: Callable[[Prompt | None], HttpRequest], prompt: Awaitable[Prompt | None]
+    ) -> Outcome:
+        try:
+            outcome = self._admit(make(await prompt))
+            return outcome if isinstance(outcome, Forward) else await outcome
+        except RequestError as error:
+            return self._error(error.info)
+
     async def _continue_texts(self, data: bytes) -> Outcome:
         route, gateway = self._route, self._gateway
         codec = route.dialect.text
         assert codec is not None
         try:
             request = codec.parse(route.inbound, data)
-            self._account.names_model(request.model)
-            job = await read_texts(codec, request, gateway.backend_for(request.model))
+            job = await read_texts(codec, request, self._backend_for(request.model))
 
             def facts_of(ids: TokenIds) -> RouteFacts:
                 return self._facts(ids, request.user, streams=request.stream)
@@ -193,8 +226,7 @@ class GatewayRequest:
         assert codec is not None
         try:
             request = codec.parse(route.inbound, data)
-            self._account.names_model(request.model)
-            backend = gateway.backend_for(request.model)
+            backend = self._backend_for(request.model)
             answer = await embed(
                 codec, request, backend, gateway.calls, lambda ids: self._facts(ids, request.user, streams=False)
             )
@@ -248,7 +280,7 @@ class GatewayRequest:
             streams=streams,
         )
 
-    def _admit(self, prepared: Prepared) -> Forward | Awaitable[Outcome]:
+    def _admit(self, prepared: Prepared | HttpRequest) -> Forward | Awaitable[Outcome]:
         """Raises RequestError."""
         admission = prepared.backend.pool.admission
         if admission is None:
@@ -259,7 +291,7 @@ class GatewayRequest:
             return self._forward(prepared, admitted)
         return self._forward_later(prepared, admitted)
 
-    def _reserve(self, prepared: Prepared) -> Reservation:
+    def _reserve(self, prepared: Prepared | HttpRequest) -> Reservation:
         """Choose the worker. Raises RequestError."""
         pool = prepared.backend.pool
         if not self._explain:
@@ -267,60 +299,66 @@ class GatewayRequest:
         reservation, self._decision = pool.reserve_explained(prepared.facts)
         return reservation
 
-    async def _forward_later(self, prepared: Prepared, admitted: Awaitable[Reservation]) -> Outcome:
+    async def _forward_later(self, prepared: Prepared | HttpRequest, admitted: Awaitable[Reservation]) -> Outcome:
         try:
             return self._forward(prepared, await admitted)
         except RequestError as error:
             return self._error(error.info)
 
-    def _forward(self, prepared: Prepared, reservation: Reservation) -> Forward:
+    def _forward(self, prepared: Prepared | HttpRequest, reservation: Reservation) -> Forward:
         """Hand over to the answer, which owns the reservation from now on."""
-        route = self._route
-        headers = [(route.dialect.request_id_header, self._request_id)] if self._request_id else []
-        if self._decision is not None:
-            headers.append((DECISION, msgspec.json.encode(self._decision).decode("ascii", "replace")))
-            if prepared.losses:
-                # Envoy refuses an answer whose headers are too large.
-                losses = msgspec.json.encode(prepared.losses).decode("ascii", "replace")
-                headers.append((LOSSES, losses[:_MOST_LOSSES_BYTES]))
-        if prepared.stream is not None:
-            headers.append(("cache-control", "no-cache"))
+        route, account = self._route, self._account
         backend = prepared.backend
-        engine_request = prepared.engine_request
-        rank = reservation.worker.rank
-        if rank is not None:
-            engine_request = backend.engine.with_rank(engine_request, rank)
-        pool = backend.pool.name
-        account = self._account
-        account.pool = pool
-        if prepared.losses:
-            account.loses([loss.field for loss in prepared.losses])
-        parts = AnswerParts(
-            route,
-            account,
-            reservation,
-            prepared.decoder,
-            prepared.text,
-            prepared.stream,
-            prepared.whole,
-            tuple(headers),
-        )
-        answer = EngineAnswer(parts)
+        answer: Answer
+        if isinstance(prepared, HttpRequest):
+            client_headers = self._client_headers(prepared.losses, streams=prepared.carrier.streams)
+            answer = HttpAnswer(HttpAnswerParts(route, account, reservation, prepared.carrier, client_headers))
+            path, body, headers = prepared.path, prepared.body, prepared.headers
+            removed = REMOVED_BUT_KEY if any(name == "authorization" for name, _ in headers) else REMOVED
+        else:
+            engine_request = prepared.engine_request
+            rank = reservation.worker.rank
+            if rank is not None:
+                engine_request = backend.engine.with_rank(engine_request, rank)
+            client_headers = self._client_headers(prepared.losses, streams=prepared.stream is not None)
+            answer = EngineAnswer(
+                AnswerParts(
+                    route,
+                    account,
+                    reservation,
+                    prepared.decoder,
+                    prepared.text,
+                    prepared.stream,
+                    prepared.whole,
+                    client_headers,
+                )
+            )
+            path, body, headers, removed = engine_request.path, engine_request.body, _GRPC_HEADERS, REMOVED
         self._forwarded = True
+        account.pool = pool = backend.pool.name
         destinations = reservation.destinations
         return Forward(
-            (
-                (":path", engine_request.path),
-                ("content-type", "application/grpc"),
-                ("te", "trailers"),
-                (POOL, pool),
-                (DESTINATION, destinations),
-            ),
-            _REMOVED,
-            engine_request.body,
+            ((":path", path), *headers, (POOL, pool), (DESTINATION, destinations)),
+            removed,
+            body,
             {"envoy.lb": {DESTINATION: destinations}},
             answer,
         )
+
+    def _client_headers(self, losses: tuple[Loss, ...], *, streams: bool) -> tuple[tuple[str, str], ...]:
+        """What the client gets whatever the answer will be. Losses are counted with it."""
+        headers = [(self._route.dialect.request_id_header, self._request_id)] if self._request_id else []
+        if losses:
+            self._account.loses([loss.field for loss in losses])
+        if self._decision is not None:
+            headers.append((DECISION, msgspec.json.encode(self._decision).decode("ascii", "replace")))
+            if losses:
+                # Envoy refuses an answer whose headers are too large.
+                text = msgspec.json.encode(losses).decode("ascii", "replace")
+                headers.append((LOSSES, text[:_MOST_LOSSES_BYTES]))
+        if streams:
+            headers.append(("cache-control", "no-cache"))
+        return tuple(headers)
 
     def too_large(self) -> Reply:
         """413."""
@@ -365,15 +403,3 @@ class GatewayRequest:
         if self._request_id:
             headers = (*headers, (self._route.dialect.request_id_header, self._request_id))
         return Reply(rendered.status, headers, rendered.body, details)
-
-
-def _source(head: RequestHead) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The client's address as Envoy saw it, where the configuration asks for the attribute."""
-    address = head.attributes.get("source.address")
-    if not isinstance(address, str):
-        return None
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None

@@ -39,7 +39,7 @@ class Routing:
             pool = fleet.backends[section.name].pool
             self._open_prefixes(pool, section)
             _count(pool, metrics)
-            if section.load_interval_s:
+            if section.load_interval_s and section.engine != "openai":
                 polls = LoadPolls(pool, section.engine, section.load_interval_s)
                 pool.members.observe(polls)
                 self._polls.append(polls)

@@ -13,8 +13,10 @@ from extproc.config.address import HostPort, parse_listen
 from extproc.config.fleet import Health, HttpHealth, LoadMetrics
 from extproc.config.schema import Pool
 from extproc.engines.control import WorkerControl, open_channel
-from extproc.engines.http_get import HttpGetError, http_get
+from extproc.engines.http_get import HttpAccess, HttpGetError, http_get
 from extproc.engines.load_metrics import parse_load
+from extproc.gateway.http_models import MODELS_PATH
+from extproc.gateway.http_target import HttpTarget
 from extproc.routing.health import HealthChecks, Verdict
 from extproc.routing.membership import Membership
 from extproc.routing.worker import ReportedLoad, Worker
@@ -67,15 +69,22 @@ class GrpcChecks:
 class HttpChecks:
     """A GET that is answered with 2xx."""
 
-    def __init__(self, section: HttpHealth, timeout_s: float) -> None:
+    def __init__(self, section: HttpHealth, timeout_s: float, target: HttpTarget | None = None) -> None:
+        """`target`: what engines over HTTP want."""
         self._section = section
         self._timeout_s = timeout_s
+        self._target = target
 
     async def check(self, address: str) -> Verdict:
         """A `Check`."""
-        where = _at(address, self._section.port)
+        section, target = self._section, self._target
+        where = _at(address, section.port)
+        # Another port is another server, which gets no key.
+        access = target.access() if target is not None and section.port is None else HttpAccess()
         try:
-            status, _ = await http_get(where, self._section.path, timeout_s=self._timeout_s, limit_bytes=_HEALTH_BYTES)
+            status, _ = await http_get(
+                where, section.path, timeout_s=self._timeout_s, limit_bytes=_HEALTH_BYTES, access=access
+            )
         except HttpGetError as error:
             return Verdict.GONE if isinstance(error.__cause__, ConnectionRefusedError) else Verdict.UNHEALTHY
         return Verdict.HEALTHY if 200 <= status < 300 else Verdict.UNHEALTHY
@@ -157,11 +166,14 @@ def _at(address: str, port: int | None) -> HostPort:
 class PoolChecks:
     """All of one pool, as its configuration wants it."""
 
-    def __init__(self, section: Pool, health: Health, members: Membership) -> None:
-        """Begins to ask."""
+    def __init__(self, section: Pool, health: Health, members: Membership, target: HttpTarget | None = None) -> None:
+        """Begins to ask. `target`: of engines over HTTP, which are asked for their models unless told otherwise."""
         self._grpc: GrpcChecks | None = None
         if section.http_health is not None:
-            check = HttpChecks(section.http_health, health.timeout_s).check
+            check = HttpChecks(section.http_health, health.timeout_s, target).check
+        elif target is not None:
+            models = HttpHealth(path=target.path_prefix + MODELS_PATH)
+            check = HttpChecks(models, health.timeout_s, target).check
         else:
             self._grpc = GrpcChecks(section.engine, health.timeout_s)
             check = self._grpc.check

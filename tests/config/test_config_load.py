@@ -219,7 +219,7 @@ def test_mistakes_outside_pools_say_what_to_write(tmp_path: Path, line: str, wor
         ("[{name: a, models: [' m'], workers: []}]", "printable characters without spaces at either end"),
         ("[{name: a, models: [1.5], workers: []}]", "must be keys such as `name:`, not 1.5"),
         ("[{name: a, models: [{name: 4}], workers: []}]", 'must be text: write it in quotes, as "4"'),
-        ("[{name: a, engine: vlm, models: [m], workers: []}]", "must be vllm or mlx, not 'vlm' (did you mean 'vllm'?)"),
+        ("[{name: a, engine: vlm, models: [m], workers: []}]", "vllm, mlx or openai, not 'vlm' (did you mean 'vllm'?)"),
         ("[{name: a, models: [m], workers: [], tokenizer: .}]", "has no tokenizer (tokenizer.json, "),
         ("[{name: a, models: [m], workers: ['0.0.0.0:1']}]", "write the one at which the worker is reached"),
     ],
