@@ -71,7 +71,8 @@ class PartWriter:
     def thought(self, text: str) -> list[bytes]:
         self.last = "thought"
         if self._shows:
-            return [b'{"text":%b,"thought":true}' % _json(text)]
+            part = b'{"text":%b,"thought":true}' % _json(text)
+            return [*self.rest(), part] if self.signatures else [part]
         self._hidden.append(text)
         return []
 
