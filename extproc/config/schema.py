@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from extproc.config.address import Address, of_process
 from extproc.config.conflicts import find_conflicts
+from extproc.config.cors import Cors
 from extproc.config.fields import (
     Bool,
     FilePath,
@@ -332,6 +333,13 @@ class Limits(Section):
         le=86_400,
         description="Longest duration of one exchange, from its headers to the end of its answer, in seconds.",
     )
+    keep_alive_s: Number = Field(
+        default=15.0,
+        ge=0,
+        le=3600,
+        description="How long a stream that has begun may be silent before its client gets a sign of life, in seconds: "
+        "after this time, and before twice of it. 0 for none.",
+    )
     drain_s: Number = Field(
         default=30.0,
         ge=0,
@@ -363,6 +371,7 @@ class Config(Section):
     """The whole file."""
 
     listen: Listen = Field(default=written({}), description="Where things listen.")
+    cors: Cors = Field(default=written({}), description="Pages in browsers that may call the gateway.")
     envoy: Envoy = Field(default=written({}), description="The printed Envoy configuration.")
     pools: tuple[Pool, ...] = Field(min_length=1, description="Pools of workers.")
     processes: Int = Field(

@@ -75,6 +75,7 @@ class MessageStream:
     """
 
     content_type = "text/event-stream"
+    keep_alive = PING
 
     def __init__(self, request: ChatRequest, identity: AnswerIdentity, request_id: str | None) -> None:
         self._identity = identity

@@ -70,6 +70,7 @@ class StreamRenderer(Protocol):
     """Events of one answer to the bytes of a stream. The bytes may be b"" when nothing is to be said yet."""
 
     content_type: str
+    keep_alive: bytes  # between any two of its pieces: changes nothing, but tells that the answer goes on; may be empty
 
     def start(self) -> bytes:
         """The openers of all choices; called once, first."""

@@ -61,6 +61,7 @@ class ChatStream:
     """
 
     content_type = "text/event-stream"
+    keep_alive = b": keep-alive\n\n"
 
     def __init__(
         self, identity: AnswerIdentity, choices: int, *, include_usage: bool, show_reasoning: bool = True

@@ -104,6 +104,7 @@ class ResponseStream:
     )
 
     content_type = "text/event-stream"
+    keep_alive = b": keep-alive\n\n"
 
     def __init__(self, identity: AnswerIdentity, own: Own) -> None:
         self._identity = identity

@@ -22,8 +22,8 @@ from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
 from envoy_data_plane.envoy.type import v3 as http_type
 from envoy_data_plane.google.protobuf import Any, Struct
 
-from extproc.config.schema import Config, Envoy, Tls
-from extproc.envoyconfig import names
+from extproc.config.schema import Config, Tls
+from extproc.envoyconfig import cors, names
 from extproc.envoyconfig.typed import NEVER, address, extension, seconds
 
 LISTENER = "clients"
@@ -42,6 +42,9 @@ _IDLE_CONNECTION_S = 3600.0
 _NOBODY_IS_INTERNAL = hcm.HttpConnectionManagerInternalAddressConfig(
     cidr_ranges=[core.CidrRange(address_prefix="0.0.0.0", prefix_len=32)]  # noqa: S104
 )
+
+_PINGS = core.KeepaliveSettings(interval=seconds(30.0), timeout=seconds(20.0))
+_TCP_KEEPALIVE = core.TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=10)
 
 _RETRY_AFTER_S = "2"  # a health check later, what came back is in use
 
@@ -73,6 +76,7 @@ def build_listener(config: Config) -> listener.Listener:
         name=LISTENER,
         address=address(config.listen.http),
         per_connection_buffer_limit_bytes=_BUFFER_BYTES,
+        tcp_keepalive=_TCP_KEEPALIVE,
         filter_chains=[
             listener.FilterChain(
                 filters=[manager],
@@ -101,15 +105,18 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
             max_concurrent_streams=envoy.max_streams,
             initial_stream_window_size=_STREAM_WINDOW_BYTES,
             initial_connection_window_size=_CONNECTION_WINDOW_BYTES,
+            # While a prompt takes its minutes nothing else goes over the connection, which what lies between may cut.
+            connection_keepalive=_PINGS,
         ),
         early_header_mutation_extensions=[_early_mutations(config)],
         access_log=[_access_log()] if envoy.access_log else [],
         http_filters=[
+            *([cors.build_filter()] if config.cors.origins else []),
             hcm.HttpFilter(name="envoy.filters.http.ext_proc", typed_config=Any.pack(_ext_proc(config))),
             hcm.HttpFilter(name="envoy.filters.http.router", typed_config=Any.pack(router.Router())),
         ],
         local_reply_config=_local_replies(),
-        route_config=_routes(envoy),
+        route_config=_routes(config),
     )
 
 
@@ -193,7 +200,8 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
     )
 
 
-def _routes(envoy: Envoy) -> route.RouteConfiguration:
+def _routes(config: Config) -> route.RouteConfiguration:
+    envoy = config.envoy
     to_pool = route.Route(
         name="pool",
         match=route.RouteMatch(prefix="/", headers=[route.HeaderMatcher(name=names.POOL_HEADER, present_match=True)]),
@@ -205,15 +213,28 @@ def _routes(envoy: Envoy) -> route.RouteConfiguration:
             retry_policy=_retries(envoy.retries) if envoy.retries else None,
         ),
     )
-    # Every request needs a route when its headers arrive; the processor answers it or picks a pool.
+    # Every request needs a route when its headers arrive; the processor answers it or picks a pool. Not a direct
+    # response, which Envoy's CORS filter would pass by.
     no_pool = route.Route(
         name="no-pool",
         match=route.RouteMatch(prefix="/"),
-        direct_response=route.DirectResponseAction(status=404),
+        route=route.RouteAction(
+            cluster_header=names.POOL_HEADER,
+            cluster_not_found_response_code=route.RouteActionClusterNotFoundResponseCode.NOT_FOUND,
+            timeout=NEVER,
+            idle_timeout=NEVER,
+        ),
     )
     return route.RouteConfiguration(
         name=LISTENER,
-        virtual_hosts=[route.VirtualHost(name=LISTENER, domains=["*"], routes=[to_pool, no_pool])],
+        virtual_hosts=[
+            route.VirtualHost(
+                name=LISTENER,
+                domains=["*"],
+                routes=[to_pool, no_pool],
+                typed_per_filter_config=cors.build_policy(config.cors) if config.cors.origins else {},
+            )
+        ],
     )
 
 

@@ -80,6 +80,10 @@ class Answer(Protocol):
         """The upstream's end. What this returns is the client's last piece."""
         ...
 
+    def keep_alive(self) -> Piece | None:
+        """Asked now and then: what tells the client that the answer goes on, where it has long heard nothing."""
+        ...
+
     def expire(self) -> Begin | Piece:
         """The exchange's deadline has passed: the answer's last piece, in place of the upstream's."""
         ...

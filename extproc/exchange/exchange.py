@@ -173,6 +173,14 @@ class Exchange:
         assert request is not None
         return self._decide(request.expire())
 
+    def keep_alive(self) -> Replies:
+        """An answer that has begun may need a sign of life."""
+        if self.state is not _BEGUN:
+            return []
+        answer = self._answer
+        assert answer is not None
+        return self._emit(answer.keep_alive())
+
     def fail(self) -> Replies:
         """An internal error, logged already: the client gets a clear end."""
         answer, request = self._answer, self._request

@@ -79,11 +79,13 @@ class EngineAnswer:
         "_foreign",
         "_generated",
         "_headers",
+        "_heard_tokens",
         "_removed",
         "_reservation",
         "_route",
         "_stream",
         "_text",
+        "_unheard_tokens",
         "_waiting",
         "_whole",
         "_worker_fault",
@@ -104,6 +106,8 @@ class EngineAnswer:
         self._worker_fault = False  # of what answers in the engine's place
         self._waiting = True  # for the engine's first message
         self._begun = False
+        self._heard_tokens = 0  # when it was last asked for a sign of life
+        self._unheard_tokens = 0  # of which the client got nothing yet, or never will
 
     def head(self, head: AnswerHead) -> Begin | None:
         """Nothing can be said yet; what is not the engine's answer is told apart here."""
@@ -162,7 +166,10 @@ class EngineAnswer:
         if early:
             body += stream.end(self._complete())
         if begun:
-            return Piece(body, early) if body or early else None
+            if body or early:
+                return Piece(body, early)
+            self._unheard_tokens += sum([len(event.ids) for event in engine_events if type(event) is Tokens])
+            return None
         return self._begin(stream.content_type, body, end=early)
 
     def end(self, trailers: Mapping[str, str]) -> Begin | Piece | None:
@@ -187,6 +194,21 @@ class EngineAnswer:
         whole = self._whole
         assert whole is not None
         return self._begin(whole.content_type, whole.end(self._complete()))
+
+    def keep_alive(self) -> Piece | None:
+        """A sign of life where the client has got nothing since this was last called.
+
+        The engine's count of tokens tells, so that nothing is kept for it with each token.
+        """
+        stream = self._stream
+        if stream is None or not self._begun:
+            return None
+        heard = self._decoder.completion_tokens - self._unheard_tokens
+        if heard != self._heard_tokens:
+            self._heard_tokens = heard
+            return None
+        sign = stream.keep_alive
+        return Piece(sign) if sign else None
 
     def expire(self) -> Begin | Piece:
         """The deadline has passed."""

@@ -144,7 +144,12 @@ class Processor:
         limit(fleet, config, metrics)
         self._routing = Routing(fleet, config, metrics)
         self._gateway = gateway
-        exchanges = ExtProcService(gateway, deadline_s=limits.deadline_s, held_bodies_bytes=limits.held_bytes)
+        exchanges = ExtProcService(
+            gateway,
+            deadline_s=limits.deadline_s,
+            held_bodies_bytes=limits.held_bytes,
+            keep_alive_s=limits.keep_alive_s,
+        )
         self._exchanges = exchanges
         for name in (*READINESS, ALL_POOLS):
             self._health.set(name, ServingStatus.NOT_SERVING)

@@ -35,6 +35,7 @@ class FakeAnswer:
     held: bool = False
     end_after: int | None = None  # pieces
     raise_in: str = ""
+    sign: bytes = b""
     heads: list[AnswerHead] = field(default_factory=list)
     pieces: list[bytes] = field(default_factory=list)
     ends: list[Mapping[str, str]] = field(default_factory=list)
@@ -58,6 +59,9 @@ class FakeAnswer:
         self._maybe_raise("end")
         self.ends.append(trailers)
         return self._output(b"".join(self.pieces) if self.held else b"|end")
+
+    def keep_alive(self) -> Piece | None:
+        return Piece(self.sign) if self.sign else None
 
     def expire(self) -> Begin | Piece:
         return self._output(b"|expired", status=504, end=True)

@@ -1,0 +1,85 @@
+"""Streams that fall silent in the middle show signs of life that the SDKs overlook, in every dialect."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anthropic
+import pytest
+from stack import Stack, StartStack
+
+from extproc.simulator.faults import Break, Faults
+from extproc.simulator.spec import Answers, EngineSpec
+
+pytestmark = pytest.mark.envoy
+
+ASKED: list[Any] = [{"role": "user", "content": "Hello"}]
+COMMENT = b": keep-alive\n\n"
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def slow(**spec: Any) -> list[EngineSpec]:
+    return [
+        EngineSpec(
+            prefill_tokens_per_s=0.0, decode_step_s=0.4, answers=Answers.SCRIPT, texts=("one two three",), **spec
+        )
+    ]
+
+
+async def until(stack: Stack, path: str, body: dict[str, Any], sign: bytes, times: int) -> bytes:
+    """What comes of a stream until it has shown so many signs."""
+    came = b""
+    async with stack.http.stream("POST", path, json={"model": "simulated", "stream": True, **body}) as answer:
+        assert answer.status_code == 200
+        async for piece in answer.aiter_raw():
+            came += piece
+            if came.count(sign) >= times:
+                break
+    return came
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sign"),
+    [
+        ("/v1/chat/completions", {"messages": ASKED}, COMMENT),
+        ("/v1/completions", {"prompt": "Hello"}, COMMENT),
+        ("/v1/responses", {"input": "Hello"}, COMMENT),
+        ("/v1/messages", {"messages": ASKED, "max_tokens": 50}, PING),
+    ],
+)
+async def test_an_engine_that_hangs_is_waited_for_with_signs_of_life(
+    start_stack: StartStack, path: str, body: dict[str, Any], sign: bytes
+) -> None:
+    faults = Faults(break_kind=Break.STALL, break_after=2)
+    async with start_stack(specs=slow(faults=faults), settings={"limits": {"keep_alive_s": 0.1}}) as stack:
+        came = await asyncio.wait_for(until(stack, path, body, sign, 3), 20.0)
+        assert came.count(sign) >= 3
+        assert came.replace(sign, b"").endswith(b"\n\n"), "never inside an event"
+        await stack.nothing_left()
+
+
+async def test_the_sdks_read_on_over_signs_of_life(start_stack: StartStack) -> None:
+    async with start_stack(specs=slow(), settings={"limits": {"keep_alive_s": 0.1}}) as stack:
+
+        async def chat() -> str:
+            stream = await stack.client().chat.completions.create(model="simulated", messages=ASKED, stream=True)
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        async def messages() -> str:
+            base_url = stack.base_url.removesuffix("/v1")
+            async with (
+                anthropic.AsyncAnthropic(base_url=base_url, api_key="key", max_retries=0) as client,
+                client.messages.stream(model="simulated", messages=ASKED, max_tokens=50) as stream,
+            ):
+                return await stream.get_final_text()
+
+        assert await asyncio.gather(chat(), messages()) == ["one two three"] * 2
+
+
+async def test_a_stream_that_goes_on_shows_none(start_stack: StartStack) -> None:
+    async with start_stack(settings={"limits": {"keep_alive_s": 5}}) as stack:
+        body = {"model": "simulated", "messages": ASKED, "stream": True}
+        answer = await stack.http.post("/v1/chat/completions", json=body)
+        assert COMMENT not in answer.content
+        assert answer.content.endswith(b"data: [DONE]\n\n")
