@@ -1,7 +1,8 @@
 """Connections to ZeroMQ sockets, as a client without security: enough of ZMTP 3.0 to subscribe and to ask.
 
 The library would do it with a thread of its own and sockets that the event loop cannot wait for: 5,000 KV events a
-second took 13 to 15 % of a core with it, decoding and index included, and take 9 % so. A message is a list of frames. Source: RFC 23/ZMTP, RFC 29/PUBSUB.
+second took 13 to 15 % of a core with it, decoding and index included, and take 9 % so. A message is a list of frames.
+Source: RFC 23/ZMTP, RFC 29/PUBSUB.
 
     greeting   64 bytes: signature, version, mechanism
     frame      flags (1: more follow, 2: the length has eight bytes, 4: a command), length, body
