@@ -54,6 +54,7 @@ class GeminiStream:
     def __init__(self, request: ChatRequest, identity: AnswerIdentity, *, array: bool) -> None:
         candidates = request.sampling.n
         self.content_type = JSON_TYPE if array else "text/event-stream"
+        self.keep_alive = b"\n" if array else b"\n\n"  # space between values, or an event of nothing, not a comment
         self._array = array
         self._open = b"[" if array else b"data: "  # before the first piece
         self._before = b",\r\n" if array else b"data: "

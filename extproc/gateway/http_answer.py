@@ -13,13 +13,14 @@ from extproc.engines.openai_errors import error_of_status
 from extproc.exchange.application import AnswerHead, Begin, Piece
 from extproc.gateway import local_reply
 from extproc.gateway.answer import DEADLINE, FAULTS, INTERNAL, UNREADABLE, note_server, removed_headers
-from extproc.gateway.http_carriers import Carrier
+from extproc.gateway.http_carriers import EVENTS_TYPE, Carrier
 from extproc.ir import ErrorInfo, ErrorKind, RequestError
 from extproc.observe.metrics import RequestAccount
 from extproc.routing.reservation import Reservation
 
 _log = logging.getLogger(__name__)
 
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _MOST_ERROR_BYTES = 64 << 10
 _NO_ANSWER = ErrorInfo(
     kind=ErrorKind.BAD_GATEWAY, message="The engine's answer is in a form that was not asked for.", code="wrong_form"
@@ -49,12 +50,14 @@ class HttpAnswer:
         "_carrier",
         "_headers",
         "_held",
+        "_last",
         "_local",
         "_refusal",
         "_refused",
         "_removed",
         "_reservation",
         "_route",
+        "_seen",
         "_status",
         "_upstream_headers",
         "_waiting",
@@ -77,6 +80,8 @@ class HttpAnswer:
         self._waiting = True  # for the engine's first token
         self._held = b""
         self._begun = False
+        self._last = b""  # what was sent last
+        self._seen: bytes | None = None  # when it was last asked for a sign of life
 
     def head(self, head: AnswerHead) -> Begin | None:
         """Nothing can be said yet."""
@@ -116,7 +121,10 @@ class HttpAnswer:
         if carrier.error is not None:
             return self._failed(carrier.error, out)
         if self._begun:
-            return Piece(out) if out else None
+            if not out:
+                return None
+            self._last = out
+            return Piece(out)
         if not out or not carrier.begun:
             self._held += out
             return None
@@ -145,6 +153,19 @@ class HttpAnswer:
         self._account.completes(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         return Piece(out) if self._begun else self._begin(out)
 
+    def keep_alive(self) -> Piece | None:
+        """A sign of life where the client has got nothing since this was last called, and not within an event."""
+        last = self._last
+        if last is not self._seen:
+            self._seen = last
+            return None
+        carrier = self._carrier
+        sign = carrier.keep_alive
+        if not sign or not self._begun:
+            return None
+        # What is echoed is cut anywhere; a translation never within a line.
+        return Piece(sign) if carrier.content_type != EVENTS_TYPE or last.endswith(_EVENT_ENDS) else None
+
     def expire(self) -> Begin | Piece:
         """The deadline has passed."""
         self._account.exceeds_deadline()
@@ -164,6 +185,7 @@ class HttpAnswer:
     def _begin(self, out: bytes) -> Begin:
         self._begun = True
         body, self._held = self._held + out, b""
+        self._last = body
         headers = (("content-type", self._carrier.content_type), *self._headers, *self._reservation.answer_headers())
         return Begin(200, headers, self._removed, body)
 

@@ -34,6 +34,11 @@ class Carrier(Protocol):
         ...
 
     @property
+    def keep_alive(self) -> bytes:
+        """Between any two events of a stream: tells the client that it goes on. Empty for what does not stream."""
+        ...
+
+    @property
     def error(self) -> ErrorInfo | None:
         """What the engine told to be wrong, after `feed` and `end`."""
         ...
@@ -70,6 +75,7 @@ class EchoStream:
 
     content_type = EVENTS_TYPE
     streams = True
+    keep_alive = b": keep-alive\n\n"
 
     def __init__(self, choices: int, *, hides_usage: bool, name: NameChange | None) -> None:
         self._tap = StreamTap(choices, hides_usage=hides_usage, name=name)
@@ -114,6 +120,7 @@ class EchoWhole:
 
     content_type = JSON_TYPE
     streams = False
+    keep_alive = b""
 
     def __init__(self, name: NameChange | None) -> None:
         self._tap = WholeTap(name)
@@ -207,6 +214,7 @@ class TranslatedStream(_Translation):
         self._renderer = renderer
         self._started = False
         self.content_type = renderer.content_type
+        self.keep_alive = renderer.keep_alive
 
     def feed(self, data: bytes) -> bytes:
         """Raises ProtocolError."""
@@ -234,6 +242,7 @@ class TranslatedWhole(_Translation):
     """Events as one body of the client's dialect."""
 
     streams = False
+    keep_alive = b""
 
     def __init__(self, decoder: OpenAIDecoder, renderer: WholeRenderer) -> None:
         super().__init__(decoder)
