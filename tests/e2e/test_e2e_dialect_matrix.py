@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from model_engines import CALLS, THOUGHT, model_engines
 from smg_grpc_proto.generated import vllm_engine_pb2
-from speakers import SPEAKERS, TOOLS, Asked, Results, Seen, Speaker
+from speakers import TOOLS, Asked, Results, Seen, Speaker
+from speakers_anthropic import Anthropic
+from speakers_google import Gemini
+from speakers_openai import Chat, Responses
 from stack import Stack
 from tokenizers import Tokenizer
 
 from extproc.simulator.spec import OWN_MODEL
+
+SPEAKERS: Mapping[str, Callable[[str], Speaker]] = {
+    "chat": Chat,
+    "responses": Responses,
+    "anthropic": Anthropic,
+    "gemini": Gemini,
+}
+"""By dialect, made with the gateway's URL."""
 
 pytestmark = [
     pytest.mark.envoy,
@@ -117,7 +128,7 @@ async def test_one_of_the_tools_must_be_called(stack: Stack, speaker: Speaker, s
     assert seen.finish == speaker.finishes["tool_calls"]
     schema = json.loads(asked_of(stack, "must").sampling_params.json_schema)
     assert schema["type"] == "array"
-    assert [one["properties"]["name"]["enum"] for one in schema["items"]["anyOf"]] == [["weather"], ["now"]]
+    assert [one["properties"]["name"]["enum"] for one in schema["items"]["anyOf"]] == [["weather"], ["now"], ["today"]]
     assert "maxItems" not in schema
 
 

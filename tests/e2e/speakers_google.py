@@ -1,0 +1,121 @@
+"""Gemini's generateContent, by google-genai."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from google import genai
+from google.genai import types
+from speakers import TOOLS, Asked, Results, Seen
+
+
+class Gemini:
+    """The SDK keeps the content of each event, and sends all of them back."""
+
+    finishes: ClassVar[Mapping[str, str]] = {
+        "stop": "STOP",
+        "stop_sequence": "STOP",
+        "length": "MAX_TOKENS",
+        "tool_calls": "STOP",
+    }
+    cannot = frozenset(("parallel",))
+
+    def __init__(self, base_url: str) -> None:
+        options = types.HttpOptions(base_url=base_url, timeout=60_000)
+        self._client = genai.Client(api_key="key", http_options=options).aio
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def ask(self, asked: Asked, *, streamed: bool) -> Seen:
+        contents: list[Any] = []
+        for turn in asked.turns:
+            match turn:
+                case str():
+                    contents.append(types.UserContent(turn))
+                case Seen():
+                    contents += turn.native
+                case Results():
+                    parts = [
+                        types.Part(
+                            function_response=types.FunctionResponse(
+                                id=turn.of.call_ids[index],
+                                name=turn.of.calls[index][0],
+                                response={"error" if error else "output": text},
+                            )
+                        )
+                        for index, text, error in turn.results
+                    ]
+                    contents.append(types.Content(role="user", parts=parts))
+        config = types.GenerateContentConfig(
+            max_output_tokens=asked.max_tokens,
+            automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
+            thinking_config=types.ThinkingConfig(include_thoughts=True),
+            system_instruction=asked.system,
+            temperature=asked.temperature,
+            stop_sequences=list(asked.stop) or None,
+        )
+        if asked.tools:
+            declarations = [
+                types.FunctionDeclaration(name=name, parameters_json_schema=parameters)
+                for name, parameters in TOOLS.items()
+            ]
+            config.tools = [types.Tool(function_declarations=declarations)]
+        if asked.choice is not None:
+            mode, names = {
+                "none": ("NONE", None),
+                "required": ("ANY", None),
+                "named": ("ANY", ["weather"]),
+                "allowed": ("ANY", ["now", "today"]),
+            }[asked.choice]
+            calling = types.FunctionCallingConfig(
+                mode=types.FunctionCallingConfigMode(mode), allowed_function_names=names
+            )
+            config.tool_config = types.ToolConfig(function_calling_config=calling)
+        if asked.thinking is False:
+            config.thinking_config = types.ThinkingConfig(thinking_budget=0)
+        if asked.schema is not None:
+            config.response_mime_type = "application/json"
+            config.response_json_schema = asked.schema
+        if asked.logprobs is not None:
+            config.response_logprobs = True
+            config.logprobs = asked.logprobs
+        request: dict[str, Any] = {"model": asked.model, "contents": contents, "config": config}
+        if streamed:
+            answers = [one async for one in await self._client.models.generate_content_stream(**request)]
+        else:
+            answers = [await self._client.models.generate_content(**request)]
+        last = answers[-1]
+        candidates = [answer.candidates[0] for answer in answers if answer.candidates]
+        native = [one.content for one in candidates if one.content and one.content.parts]
+        parts = [part for content in native for part in content.parts or ()]
+        thoughts = [part.text or "" for part in parts if part.thought]
+        calls = [part.function_call for part in parts if part.function_call]
+        scores = [
+            score.log_probability or 0.0
+            for one in candidates
+            if one.logprobs_result
+            for score in one.logprobs_result.chosen_candidates or ()
+        ]
+        usage = last.usage_metadata
+        assert usage is not None
+        thinking = usage.thoughts_token_count
+        finish = candidates[-1].finish_reason
+        assert finish is not None
+        assert len({answer.response_id for answer in answers}) == 1
+        return Seen(
+            id=last.response_id or "",
+            model=last.model_version or "",
+            text="".join(part.text or "" for part in parts if not part.thought),
+            reasoning="".join(thoughts) if thoughts else None,
+            calls=tuple((call.name or "", call.args or {}) for call in calls),
+            call_ids=tuple(call.id or "" for call in calls),
+            finish=finish.value,
+            prompt_tokens=usage.prompt_token_count or 0,
+            cached_tokens=usage.cached_content_token_count or 0,
+            completion_tokens=(usage.candidates_token_count or 0) + (thinking or 0),
+            reasoning_tokens=thinking or 0 if thoughts else None,
+            logprobs=None if asked.logprobs is None else tuple(scores),
+            native=native,
+        )
