@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -14,10 +15,20 @@ from extproc.routing.worker import Worker
 from extproc.tokens.cache import TokenCache
 from extproc.transport.serving import Server
 
-_OF_WORKERS: tuple[tuple[str, str, Callable[[Worker], int]], ...] = (
+_OF_WORKERS: tuple[tuple[str, str, Callable[[Worker], float]], ...] = (
     ("extproc_worker_ready", "1 for a worker that may be chosen, else 0.", lambda w: w.selectable),
     ("extproc_worker_waiting_tokens", "Prompt tokens dispatched and not yet answered.", lambda w: w.waiting_tokens),
     ("extproc_worker_running_requests", "Requests dispatched and not yet ended.", lambda w: w.running),
+    (
+        "extproc_worker_backlog_tokens",
+        "Prompt tokens that a worker has yet to compute, as estimated: without what its cache holds.",
+        lambda w: w.load.backlog_tokens(monotonic()),
+    ),
+    (
+        "extproc_worker_prefill_tokens_per_second",
+        "How fast a worker computes prompts, as measured by its first tokens; the pool's median until then.",
+        lambda w: w.load.pace.tokens_per_s,
+    ),
     (
         "extproc_worker_breaker_open",
         "1 for a worker that gets no requests, or one to try, because it failed those before.",

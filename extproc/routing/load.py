@@ -143,7 +143,7 @@ class WorkerLoad:
             self._group_tokens += tokens
             return
         if self._group_s and not self._foreign_tokens and not self.peer_tokens:
-            self.meter.add(self._group_tokens, self._group_s, self.pace)
+            self.meter.add(self._group_tokens, self._group_s, self.pace, now_s)
         self._group_tokens = tokens
         self._group_s = took_s
         self._exact = True

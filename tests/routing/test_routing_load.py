@@ -77,27 +77,34 @@ def test_the_pace_is_the_slope_and_the_rest_its_base() -> None:
     chance = random.Random(1)
     for _ in range(200):
         tokens = chance.randrange(100, 20_000)
-        meter.add(tokens, 0.05 + tokens / 5000 + chance.uniform(-0.02, 0.02), meter.pace or UNMEASURED)
+        meter.add(tokens, 0.05 + tokens / 5000 + chance.uniform(-0.02, 0.02), meter.pace or UNMEASURED, 10.0)
     assert meter.pace is not None
     assert meter.pace.tokens_per_s == pytest.approx(5000, rel=0.02)
     assert meter.pace.base_s == pytest.approx(0.05, abs=0.03)
 
 
-def test_prompts_of_one_length_do_not_make_up_a_slope() -> None:
+def test_prompts_of_one_length_say_nothing_of_the_slope() -> None:
     meter = PaceMeter()
-    chance = random.Random(1)
     for _ in range(100):
-        meter.add(1000, 0.15 + chance.uniform(-0.05, 0.05), Pace(8000.0, 0.03))
+        meter.add(40, 0.02, Pace(8000.0, 0.03), 10.0)
+    assert meter.pace is None
+
+
+def test_what_was_measured_long_ago_is_forgotten() -> None:
+    meter = PaceMeter()
+    for number in range(30):
+        meter.add(500 * (number % 10 + 1), 1.0 * (number % 10 + 1), UNMEASURED, 10.0 + number)
+    meter.forget_old(90.0)
     assert meter.pace is not None
-    assert meter.pace.tokens_per_s == pytest.approx(8000, rel=0.05)
-    assert 1000 / meter.pace.tokens_per_s + meter.pace.base_s == pytest.approx(0.15, abs=0.02)
+    meter.forget_old(110.0)
+    assert meter.pace is None
 
 
 def test_a_worker_that_hung_once_is_not_slow_for_ever() -> None:
     meter = PaceMeter()
     for number in range(30):
-        meter.add(500 * (number % 10 + 1), 0.0625 * (number % 10 + 1), UNMEASURED)
-    meter.add(5000, 600.0, UNMEASURED)
+        meter.add(500 * (number % 10 + 1), 0.0625 * (number % 10 + 1), UNMEASURED, 10.0)
+    meter.add(5000, 600.0, UNMEASURED, 10.0)
     assert meter.pace is not None
     assert meter.pace.tokens_per_s > 4000
 
@@ -117,8 +124,8 @@ def test_prompts_that_were_computed_in_one_step_are_one_sample() -> None:
     load = WorkerLoad()
     now_s = 10.0
     for step in range(60):
-        works = [load.sent(100 + step, now_s) for _ in range(10)]
-        now_s += (100 + step) * 10 / 4000
+        works = [load.sent(100 + 10 * step, now_s) for _ in range(10)]
+        now_s += (100 + 10 * step) * 10 / 4000
         for work in works:
             load.first_token(work, now_s)
         now_s += 1.0

@@ -169,3 +169,30 @@ def test_the_decision_says_why_it_left_a_cache(bench: Bench) -> None:
     assert decision.worker != "w0"
     assert decision.rule == "spread"
     assert "w0 holds more" in decision.reason
+
+
+def measure(bench: Bench, number: int, tokens_per_s: float) -> None:
+    load = bench.workers[number].load
+    for tokens in range(500, 10_500, 500):
+        bench.now_s += tokens / tokens_per_s
+        load.meter.add(tokens, tokens / tokens_per_s, load.pace, bench.now_s)
+
+
+def test_one_that_is_measured_looks_no_better_than_those_that_are_not_yet(bench: Bench) -> None:
+    """Engines may be many times faster than what is assumed of all before anything is seen."""
+    send_and_finish(bench, prompt(0, 10))
+    measure(bench, 0, 64_000.0)
+    running = [send(bench, prompt(seed, 3000)) for seed in range(1, 41)]
+    counts = Counter(each.worker.label for each in running)
+    assert min(counts.values()) >= 8
+    assert max(counts.values()) <= 12
+
+
+def test_a_worker_that_hung_is_tried_again_after_a_while(bench: Bench) -> None:
+    for number in range(4):
+        measure(bench, number, 100.0 if number == 0 else 8000.0)
+    assert "w0" not in {send_and_finish(bench, prompt(seed, 1000)) for seed in range(40)}
+    bench.now_s += 61.0
+    for number in (1, 2, 3):
+        measure(bench, number, 8000.0)
+    assert "w0" in {send_and_finish(bench, prompt(seed, 1000)) for seed in range(40, 80)}

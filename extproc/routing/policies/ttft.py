@@ -43,15 +43,18 @@ class Ttft(Policy):
         self._near = near
         self._rng = rng or random.Random()  # noqa: S311 - no secret depends on it
         self._typical_s = float("-inf")
+        self._seen: Sequence[Worker] = ()
+        self._unmeasured = True
         self._prompt_tokens = 1.0
         self._found_tokens = 0.0
 
     def rank(self, candidates: Sequence[Worker], facts: RouteFacts) -> Ranking:
         """By cost, least first. Hot: about a microsecond a candidate."""
         now_s = facts.now_s
-        if now_s - self._typical_s > _TYPICAL_EVERY_S:
+        if self._unmeasured or candidates is not self._seen or now_s - self._typical_s > _TYPICAL_EVERY_S:
             self._typical_s = now_s
-            _share_pace(candidates)
+            self._seen = candidates
+            self._unmeasured = _share_pace(candidates, now_s)
         prompt_tokens = facts.prompt_tokens
         precise, guess = facts.precise, facts.guess
         evict_price = self._eviction_price * self._found_tokens / self._prompt_tokens
@@ -118,10 +121,19 @@ class Ttft(Policy):
         )
 
 
-def _share_pace(workers: Sequence[Worker]) -> None:
-    """Who is not measured yet is expected to be like the others."""
-    paces = [pace for worker in workers if (pace := worker.load.meter.pace) is not None]
+def _share_pace(workers: Sequence[Worker], now_s: float) -> bool:
+    """Who is not measured yet is expected to be like the others, so that none looks better or worse for it.
+
+    Returns whether there is any such.
+    """
+    paces = []
+    for worker in workers:
+        meter = worker.load.meter
+        meter.forget_old(now_s)
+        if meter.pace is not None:
+            paces.append(meter.pace)
     if paces:
         typical = Pace(median([pace.tokens_per_s for pace in paces]), median([pace.base_s for pace in paces]))
         for worker in workers:
             worker.load.expected = typical
+    return len(paces) < len(workers)
