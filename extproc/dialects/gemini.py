@@ -1,4 +1,4 @@
-"""Gemini: `generateContent`, `streamGenerateContent`, `countTokens` and models, on Gemini's and Vertex AI's paths."""
+"""Gemini: generating, streaming, counting, embedding and models, on Gemini's and Vertex AI's paths."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import msgspec
 
 from extproc.dialects.base import AnswerIdentity, Dialect, Inbound, Rendered, Row
 from extproc.dialects.gemini_answer import GeminiStream, GeminiWhole
+from extproc.dialects.gemini_embed import BATCHES, GeminiEmbed
 from extproc.dialects.gemini_errors import JSON_TYPE, STREAMS, error_answer
 from extproc.dialects.gemini_models import GeminiModels, is_google
 from extproc.dialects.gemini_request import Own, parse_generate
@@ -65,6 +66,7 @@ def gemini(limits: BodyLimits) -> Dialect:
         claims=_claims,
         chat=GeminiGenerate(limits),
         count=GeminiCount(limits),
+        embed=GeminiEmbed(limits),
         models=GeminiModels(),
     )
 
@@ -80,6 +82,8 @@ def _rows() -> tuple[Row, ...]:
                 Row("POST", path, Operation.GENERATE, ending=":generateContent"),
                 Row("POST", path, Operation.GENERATE, ending=STREAMS),
                 Row("POST", path, Operation.COUNT_TOKENS, ending=":countTokens"),
+                Row("POST", path, Operation.EMBED, ending=":embedContent"),
+                Row("POST", path, Operation.EMBED, ending=BATCHES),
                 Row("GET", path, Operation.GET_MODEL, when=when),
                 Row("GET", path[:-1], Operation.LIST_MODELS, when=when),
             ]

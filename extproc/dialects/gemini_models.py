@@ -18,7 +18,7 @@ from extproc.ir import ModelCard
 
 _DEFAULT_SIZE = 50
 _MOST = 1000
-_METHODS = ("generateContent", "streamGenerateContent", "countTokens")
+_METHODS = ("generateContent", "streamGenerateContent", "countTokens", "embedContent", "batchEmbedContents")
 
 
 class GeminiModels:

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from google import genai
 from stack import INSTANT, Stack, StartStack
 from tokenizers import Tokenizer
 
@@ -212,3 +213,21 @@ async def test_a_model_without_embeddings_refuses(start_stack: StartStack) -> No
         with pytest.raises(openai.NotFoundError):
             await stack.client().embeddings.create(model="other", input="a")
         await stack.nothing_left()
+
+
+async def test_googles_sdk_gets_the_vectors_of_a_batch(start_stack: StartStack) -> None:
+    async with start_stack(specs=[embedder()]) as stack:
+        options = genai.types.HttpOptions(base_url=stack.base_url.removesuffix("/v1"))
+        client = genai.Client(api_key="key", http_options=options)
+        answer = await client.aio.models.embed_content(
+            model="simulated", contents=["one text", "another"], config={"task_type": "RETRIEVAL_QUERY"}
+        )
+        assert answer.embeddings is not None
+        for text, each in zip(["one text", "another"], answer.embeddings, strict=True):
+            assert each.values == pytest.approx(vector(ids(text), 8), abs=1e-6)
+        body = {"content": {"parts": [{"text": "one "}, {"text": "text"}]}, "output_dimensionality": 4}
+        one = await stack.http.post("/v1beta/models/simulated:embedContent", json=body)
+        assert len(one.json()["embedding"]["values"]) == 4
+        refused = await stack.http.post("/v1beta/models/simulated:embedContent", json={})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["status"] == "INVALID_ARGUMENT"

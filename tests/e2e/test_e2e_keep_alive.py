@@ -7,6 +7,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from google import genai
 from stack import Stack, StartStack
 
 from extproc.simulator.faults import Break, Faults
@@ -15,26 +16,24 @@ from extproc.simulator.spec import Answers, EngineSpec
 pytestmark = pytest.mark.envoy
 
 ASKED: list[Any] = [{"role": "user", "content": "Hello"}]
+GEMINI: dict[str, Any] = {"contents": [{"parts": [{"text": "Hello"}]}]}
 COMMENT = b": keep-alive\n\n"
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def slow(**spec: Any) -> list[EngineSpec]:
-    return [
-        EngineSpec(
-            prefill_tokens_per_s=0.0, decode_step_s=0.4, answers=Answers.SCRIPT, texts=("one two three",), **spec
-        )
-    ]
+    script: dict[str, Any] = {"answers": Answers.SCRIPT, "texts": ("one two three",)}
+    return [EngineSpec(prefill_tokens_per_s=0.0, decode_step_s=0.4, **script, **spec)]
 
 
-async def until(stack: Stack, path: str, body: dict[str, Any], sign: bytes, times: int) -> bytes:
-    """What comes of a stream until it has shown so many signs."""
+async def until(stack: Stack, path: str, body: dict[str, Any], end: bytes) -> bytes:
+    """What comes of a stream until it ends so."""
     came = b""
-    async with stack.http.stream("POST", path, json={"model": "simulated", "stream": True, **body}) as answer:
+    async with stack.http.stream("POST", path, json=body) as answer:
         assert answer.status_code == 200
         async for piece in answer.aiter_raw():
             came += piece
-            if came.count(sign) >= times:
+            if came.endswith(end):
                 break
     return came
 
@@ -46,6 +45,8 @@ async def until(stack: Stack, path: str, body: dict[str, Any], sign: bytes, time
         ("/v1/completions", {"prompt": "Hello"}, COMMENT),
         ("/v1/responses", {"input": "Hello"}, COMMENT),
         ("/v1/messages", {"messages": ASKED, "max_tokens": 50}, PING),
+        ("/v1beta/models/simulated:streamGenerateContent?alt=sse", GEMINI, b"\n\n"),
+        ("/v1beta/models/simulated:streamGenerateContent", GEMINI, b"\n"),
     ],
 )
 async def test_an_engine_that_hangs_is_waited_for_with_signs_of_life(
@@ -53,9 +54,11 @@ async def test_an_engine_that_hangs_is_waited_for_with_signs_of_life(
 ) -> None:
     faults = Faults(break_kind=Break.STALL, break_after=2)
     async with start_stack(specs=slow(faults=faults), settings={"limits": {"keep_alive_s": 0.1}}) as stack:
-        came = await asyncio.wait_for(until(stack, path, body, sign, 3), 20.0)
-        assert came.count(sign) >= 3
-        assert came.replace(sign, b"").endswith(b"\n\n"), "never inside an event"
+        if body is not GEMINI:
+            body = {"model": "simulated", "stream": True, **body}
+        event_end = b"" if path.endswith(":streamGenerateContent") else b"\n\n"
+        came = await asyncio.wait_for(until(stack, path, body, event_end + 3 * sign), 20.0)
+        assert came.startswith((b"data: ", b"event: ", b"["))
         await stack.nothing_left()
 
 
@@ -74,7 +77,13 @@ async def test_the_sdks_read_on_over_signs_of_life(start_stack: StartStack) -> N
             ):
                 return await stream.get_final_text()
 
-        assert await asyncio.gather(chat(), messages()) == ["one two three"] * 2
+        async def generate() -> str:
+            options = genai.types.HttpOptions(base_url=stack.base_url.removesuffix("/v1"))
+            client = genai.Client(api_key="key", http_options=options)
+            stream = await client.aio.models.generate_content_stream(model="simulated", contents="Hello")
+            return "".join([piece.text or "" async for piece in stream])
+
+        assert await asyncio.gather(chat(), messages(), generate()) == ["one two three"] * 3
 
 
 async def test_a_stream_that_goes_on_shows_none(start_stack: StartStack) -> None:
