@@ -163,9 +163,10 @@ def _protocols(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
                 yield Conflict(path, f"{address} speaks gRPC, but the pool's engine is openai: write `engine: vllm`")
         if over_http:
             continue
-        if _get(pool, "http"):
+        http = _get(pool, "http")
+        if isinstance(http, dict):
             defaults = {"path_prefix": "", "protocol": "http1", "ask_usage": True}
-            if any(value != defaults.get(key) for key, value in pool["http"].items()):
+            if any(value != defaults.get(key) for key, value in http.items()):
                 yield Conflict((*pool_path, "http"), f"the engine {engine} speaks gRPC: leave `http` out")
         for path, model in _items(pool, "models", pool_path):
             if _get(model, "engine_name") is not None:

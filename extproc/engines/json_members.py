@@ -15,6 +15,9 @@ _key = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.encode
 
 
+MOST_MEMBERS = 1000
+
+
 class MembersError(Exception):
     """The text is no JSON object, or one that readers may understand differently."""
 
@@ -49,12 +52,16 @@ class Members(Struct, frozen=True):
 def members_of(text: bytes) -> Members:
     """Raises MembersError: for a repeated name too, of which some readers take the first and others the last.
 
+    And for more than MOST_MEMBERS, since each takes its time.
+
     One decode, and then a walk over the members: what their values hold is not looked at.
     """
     try:
         values = _OBJECT.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise MembersError(str(error)) from None
+    if len(values) > MOST_MEMBERS:
+        raise MembersError(f"it has more than {MOST_MEMBERS} fields")
     spans: dict[str, tuple[int, int]] = {}
     at = _skip(text, 0) + 1
     for name, value in values.items():

@@ -52,19 +52,21 @@ def build_fleet(config: Config, roster: Roster | None = None) -> Fleet:
     cards: dict[str, ModelCard] = {}
     aliases: dict[str, set[str]] = {}
     for section in config.pools:
+        for model in section.models:
+            aliases.setdefault(model.name, set()).update(model.aliases)
+    for section in config.pools:
         members = Membership((), resilience, _call_later)
         members.update(specs(roster[section.name]))
         pool = Pool(section.name, (), build_policy(section), config.envoy.retries, members)
         backends[pool.name] = Backend(
             pool,
-            _engine(section),
+            _engine(section, aliases),
             section.context_tokens,
             tool_parser=section.tool_parser,
             reasoning_parser=section.reasoning_parser,
         )
         for model in section.models:
             targets.setdefault(model.name, []).append(ModelTarget(pool, model.weight))
-            aliases.setdefault(model.name, set()).update(model.aliases)
             cards.setdefault(model.name, ModelCard(model.name, created))
     for name, others in aliases.items():
         for alias in sorted(others):
@@ -73,10 +75,12 @@ def build_fleet(config: Config, roster: Roster | None = None) -> Fleet:
     return Fleet(backends, ModelTable(targets, cards.values()))
 
 
-def _engine(section: PoolSection) -> Engine | HttpTarget:
+def _engine(section: PoolSection, aliases: Mapping[str, set[str]]) -> Engine | HttpTarget:
     if section.engine != "openai":
         return engine(section.engine)
-    names = {name: model.engine_name or model.name for model in section.models for name in (model.name, *model.aliases)}
+    names = {
+        name: model.engine_name or model.name for model in section.models for name in (model.name, *aliases[model.name])
+    }
     http = section.http
     tls = None
     if http.tls is not None:

@@ -6,6 +6,7 @@ Engines start children, which a killed server leaves behind: so each engine has 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import random
 import signal
@@ -23,6 +24,8 @@ from install import MLX, MODELS, VLLM
 
 START_S = 300.0
 STOP_S = 30.0
+API_KEY = "sk-engine"
+GRPC_SERVER = "vllm.entrypoints.launchers.grpc_server"
 TETHER = Path(__file__).parents[2] / "extproc/cli/tether.py"
 
 ENVIRONMENT = {
@@ -37,7 +40,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class EngineKind:
-    """What to start, and what can be asked of it."""
+    """What to start, and what can be asked of it. The protocol `openai` is vLLM's HTTP server."""
 
     name: str
     protocol: str  # as a configuration calls it
@@ -60,6 +63,8 @@ class EngineKind:
     def command(self, port: int) -> list[str]:
         """The server's command line."""
         common = ["--model", str(self.folder), "--host", "127.0.0.1", "--port", str(port)]
+        if self.protocol == "openai":
+            common += ["--api-key", API_KEY, "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         if self.protocol == "mlx":
             return [str(MLX / "bin/python"), "-m", "smg_grpc_servicer.mlx.server", *common]
         options = {
@@ -72,7 +77,7 @@ class EngineKind:
             "--stream-interval": self.tokens_per_chunk,
         }
         flags = [text for name, value in options.items() for text in (name, str(value))]
-        server = "vllm.entrypoints.launchers.grpc_server"
+        server = "vllm.entrypoints.openai.api_server" if self.protocol == "openai" else GRPC_SERVER
         return [str(VLLM / "bin/python"), "-m", server, *common, "--enforce-eager", *flags]
 
 
@@ -80,6 +85,7 @@ VLLM_SMALL = EngineKind("vllm", "vllm", "smollm2-135m", context_tokens=2048, blo
 VLLM_TINY = EngineKind(
     "vllm-chunks-of-4", "vllm", "tiny-llama", context_tokens=2048, block_tokens=64, tokens_per_chunk=4
 )
+VLLM_HTTP = EngineKind("vllm-http", "openai", "smollm2-135m", context_tokens=2048, block_tokens=32)
 MLX_TINY = EngineKind("mlx", "mlx", "tiny-llama", context_tokens=8192)
 MLX_SMALL = EngineKind("mlx-talks", "mlx", "smollm2-135m", context_tokens=8192, is_slow=True)
 
@@ -108,7 +114,7 @@ def running_engine(kind: EngineKind, log_file: Path) -> Iterator[RealEngine]:
             start_new_session=True,
         )
     try:
-        _wait_until_serving(process, port, log_file)
+        _wait_until_serving(process, port, log_file, over_http=kind.protocol == "openai")
         yield RealEngine(kind, f"127.0.0.1:{port}")
     finally:
         _end(process)
@@ -127,14 +133,22 @@ def free_port_for_long() -> int:
     raise RuntimeError(f"no free port among {ports}")
 
 
-def _wait_until_serving(process: subprocess.Popen[bytes], port: int, log_file: Path) -> None:
+def _wait_until_serving(process: subprocess.Popen[bytes], port: int, log_file: Path, *, over_http: bool) -> None:
     end = time.monotonic() + START_S
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
         health = health_pb2_grpc.HealthStub(channel)
+
+        def serving() -> bool:
+            if over_http:
+                with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)) as connection:
+                    connection.request("GET", "/health")
+                    return connection.getresponse().status == 200
+            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=2.0)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
         while True:
-            with contextlib.suppress(grpc.RpcError):
-                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=2.0)
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            with contextlib.suppress(grpc.RpcError, OSError):
+                if serving():
                     return
             if process.poll() is not None or time.monotonic() > end:
                 tail = log_file.read_text(errors="replace")[-12_000:]

@@ -43,6 +43,24 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "pools": [POOL, {"name": "second-pool", "models": ["tiny"], "workers": []}],
         "debug": {"clients": ["10.0.0.0/8", "::1/128"]},
     },
+    "engines over HTTP": {
+        "pools": [
+            {"name": "plain", "engine": "openai", "models": ["a"], "workers": ["http://10.0.0.1:8000"]},
+            {
+                "name": "encrypted",
+                "engine": "openai",
+                "models": ["b"],
+                "workers": ["10.0.0.2:443"],
+                "http": {
+                    "protocol": "http2",
+                    "host": "llm.example.com",
+                    "path_prefix": "/openai",
+                    "api_key": DATA / "localhost.key",
+                    "tls": {"ca": DATA / "localhost.pem", "server_name": "llm.example.com"},
+                },
+            },
+        ],
+    },
     "encrypted": {
         "listen": {
             "processor": ["10.0.0.9:9002"],
@@ -233,3 +251,21 @@ def test_many_endpoints_are_written_as_the_typed_messages_would_be() -> None:
     assert render_endpoints("p", []) == files._render(files._resources([build_endpoints("p", [])]))
     with pytest.raises(ValueError, match="look up engine:1 first"):
         render_endpoints("p", [*workers, HostPort("engine", 1)])
+
+
+def test_engines_over_http_get_their_protocol_and_tls_and_no_key() -> None:
+    contents = build(Config(**CONFIGURATIONS["engines over HTTP"])).contents
+    plain, encrypted = yaml.safe_load(contents[files.CLUSTERS])["resources"]
+    options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    protocols = [
+        list(cluster["typed_extension_protocol_options"][options]["explicit_http_config"])
+        for cluster in (plain, encrypted)
+    ]
+    assert protocols == [["http_protocol_options"], ["http2_protocol_options"]]
+    assert "transport_socket" not in plain
+    context = encrypted["transport_socket"]["typed_config"]
+    assert context["sni"] == "llm.example.com"
+    assert context["common_tls_context"]["alpn_protocols"] == ["h2"]
+    (name,) = context["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
+    assert name["matcher"] == {"exact": "llm.example.com"}
+    assert "localhost.key" not in "".join(contents.values())
