@@ -6,6 +6,7 @@ from extproc.dialects.anthropic import anthropic
 from extproc.dialects.base import Dialect
 from extproc.dialects.gemini import gemini
 from extproc.dialects.json_body import BodyLimits
+from extproc.dialects.ollama import ollama
 from extproc.dialects.openai_chat import openai_chat
 from extproc.dialects.openai_completions import openai_completions
 from extproc.dialects.openai_embeddings import openai_embeddings
@@ -23,6 +24,7 @@ def all_dialects(limits: BodyLimits) -> tuple[Dialect, ...]:
         openai_embeddings(limits),
         anthropic(limits),
         gemini(limits),
+        ollama(limits),
         openai_models(),
         vllm_tokenize(),
     )
