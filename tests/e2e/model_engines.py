@@ -30,6 +30,8 @@ SAYS: Mapping[str, tuple[str, bool]] = {
     "named": ('{"city": "Bern"}', True),
 }
 """By model: its answer, and whether its chat template knows of tools and reasoning."""
+EMBEDS = "vectors"
+"""The model that makes embeddings."""
 FAULTS: Mapping[str, Faults] = {
     "full": Faults(refuse_status=8, details="full"),
     "breaks": Faults(break_kind=Break.ERROR, break_after=3),
@@ -51,6 +53,9 @@ async def model_engines(binary: Path, folder: Path) -> AsyncIterator[Stack]:
         )
         specs.append(spec)
         pools.append(_pool(spec))
+    spec = EngineSpec(**INSTANT, **_named(EMBEDS), embedding_dimensions=8)
+    specs.append(spec)
+    pools.append(_pool(spec))
     async with running_stack(binary, folder, specs=specs, settings={"pools": pools}) as stack:
         yield stack
         await stack.nothing_left()

@@ -45,7 +45,7 @@ async def failures(*command: str, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("environment", environments.PYTHON)
-@pytest.mark.parametrize("sdk", ["openai", "anthropic"])
+@pytest.mark.parametrize("sdk", ["openai", "anthropic", "genai"])
 async def test_an_sdk_of_python_gets_what_it_expects(
     envoy_binary: Path, tmp_path: Path, environment: str, sdk: str
 ) -> None:
@@ -57,7 +57,14 @@ async def test_an_sdk_of_python_gets_what_it_expects(
 
 
 @pytest.mark.parametrize(
-    ("sdk", "package"), [("openai", "openai"), ("openai", "openai-6"), ("anthropic", "@anthropic-ai/sdk")]
+    ("sdk", "package"),
+    [
+        ("openai", "openai"),
+        ("openai", "openai-6"),
+        ("anthropic", "@anthropic-ai/sdk"),
+        ("genai", "@google/genai"),
+        ("genai", "google-genai-2"),
+    ],
 )
 async def test_an_sdk_of_javascript_gets_what_it_expects(
     envoy_binary: Path, tmp_path: Path, sdk: str, package: str
