@@ -34,7 +34,7 @@ _EVENT = msgspec.json.Decoder(_Event)
 class NameChange:
     """The model's name in an answer, put back to what the client wrote."""
 
-    __slots__ = ("_new", "_old")
+    __slots__ = ("_compact", "_new", "_old", "_renamed")
 
     def __init__(self, engine_name: str, client_name: str) -> None:
         """As the engine calls the model, and as the client does."""
@@ -42,9 +42,14 @@ class NameChange:
         # An unescaped quotation mark is never within a string, so no text of the model's looks like this.
         self._old = re.compile(rb'("model"\s*:\s*)(?:' + b"|".join(map(re.escape, sorted(names))) + b")")
         self._new = _json(client_name)
+        self._compact = b'"model":' + _json(engine_name)  # as most engines write it
+        self._renamed = b'"model":' + self._new
 
     def of(self, text: bytes) -> bytes:
-        """The text with the client's name, at the first place."""
+        """The text with the client's name, at the first place. Hot: once per event."""
+        compact = self._compact
+        if compact in text:
+            return text.replace(compact, self._renamed, 1)
         new = self._new
         return self._old.sub(lambda found: found[1] + new, text, count=1)
 
@@ -114,8 +119,12 @@ class StreamTap:
         if b"[DONE]" in text and _DONE.search(text):
             self._done = True
         self._events += 1
-        if b'"usage"' not in text and self._name is None:
-            return text
+        name = self._name
+        if b'"usage"' not in text:
+            if name is None:
+                return text
+            if text.count(b"\n\n") == 1:  # one event, as mostly
+                return name.of(text)
         return self._changed(text)
 
     def _changed(self, text: bytes) -> bytes:

@@ -63,7 +63,7 @@ class Backend:
         """The codec of a protocol of tokens. Raises RequestError (UNSUPPORTED) where the engines have none."""
         engine = self._engine
         if engine is None:
-            raise _not_over_http()
+            raise _not_over_http("This model is served by engines that take no tokens for this.")
         return engine
 
     @property
@@ -93,7 +93,11 @@ class Backend:
         """Raises RequestError (UNAVAILABLE) while the tokenizer is not there yet."""
         tokens = self._tokens
         if tokens is None:
-            raise no_worker(self.pool.name) if self._engine is not None else _not_over_http()
+            raise (
+                no_worker(self.pool.name)
+                if self._engine is not None
+                else _not_over_http("This model has no tokenizer here.")
+            )
         return tokens
 
     def check_size(self, chat: ChatRequest) -> None:
@@ -155,11 +159,11 @@ def _result_characters(part: Part) -> int:
     return sum(len(inner.text) for inner in part.parts if type(inner) is Text) if type(part) is ToolResult else 0
 
 
-def _not_over_http() -> RequestError:
+def _not_over_http(message: str) -> RequestError:
     return RequestError(
         ErrorInfo(
             kind=ErrorKind.UNSUPPORTED,
-            message="This model is served by engines that take conversations only.",
+            message=message,
             param="model",
             code="unsupported_operation",
         )

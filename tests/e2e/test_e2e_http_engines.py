@@ -285,6 +285,25 @@ async def test_a_responses_client_reads_what_the_engine_says(start_stack: StartS
         assert response.usage.input_tokens == 11
 
 
+async def test_a_gemini_client_reads_what_the_engine_says(start_stack: StartStack) -> None:
+    engine = OpenAIEngine(streamed(TOOLS + USAGE_EVENT + DONE))
+    asked = {
+        "contents": [{"role": "user", "parts": [{"text": "What is the weather?"}]}],
+        "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
+    }
+    async with gateway(start_stack, engine) as stack:
+        got = await raw(stack, asked, "/v1beta/models/simulated:streamGenerateContent?alt=sse")
+        answers = [json.loads(line[6:]) for line in got.text.splitlines() if line.startswith("data: ")]
+        parts = [part for each in answers for part in each["candidates"][0].get("content", {}).get("parts", [])]
+        assert "".join(part["text"] for part in parts if part.get("thought")) == "The weather …"
+        called = [part["functionCall"] for part in parts if "functionCall" in part]
+        assert [(call["name"], call["args"]) for call in called] == [("weather", {"city": "Zürich"}), ("now", {})]
+        assert answers[-1]["usageMetadata"]["promptTokenCount"] == 11
+        assert engine.asked[0].json["messages"] == [{"role": "user", "content": "What is the weather?"}]
+        refused = await raw(stack, asked, "/v1beta/models/simulated:countTokens")
+        assert (refused.status_code, "no tokenizer" in refused.text) == (400, True)
+
+
 @pytest.mark.parametrize("end", ["clean", "closed", "half"])
 async def test_a_truncated_stream_is_an_error_in_either_dialect(start_stack: StartStack, end: str) -> None:
     stream = OPENER + said({"content": "Grüß"}) + (said({"content": "x"})[:-20] if end == "half" else b"")
