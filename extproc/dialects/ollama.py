@@ -1,10 +1,11 @@
-"""Ollama: `/api/chat`, `/api/generate`, and what it lists."""
+"""Ollama: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, and what it lists."""
 
 from __future__ import annotations
 
 from extproc.dialects.base import AnswerIdentity, Dialect, Inbound, Row
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.ollama_answer import OllamaStream, OllamaWhole
+from extproc.dialects.ollama_embed import EMBED_PATH, EMBEDDINGS_PATH, OllamaEmbed
 from extproc.dialects.ollama_errors import error_answer
 from extproc.dialects.ollama_models import RUNNING_PATH, VERSION_PATH, OllamaModels
 from extproc.dialects.ollama_request import Own, parse_chat, parse_generate
@@ -44,6 +45,8 @@ def ollama(limits: BodyLimits) -> Dialect:
         rows=(
             Row("POST", _CHAT_PATH, Operation.GENERATE),
             Row("POST", "/api/generate", Operation.GENERATE),
+            Row("POST", EMBED_PATH, Operation.EMBED),
+            Row("POST", EMBEDDINGS_PATH, Operation.EMBED),
             Row("GET", "/api/tags", Operation.LIST_MODELS),
             Row("GET", RUNNING_PATH, Operation.LIST_MODELS),
             Row("GET", VERSION_PATH, Operation.LIST_MODELS),
@@ -52,6 +55,7 @@ def ollama(limits: BodyLimits) -> Dialect:
         error=error_answer,
         claims=_claims,
         chat=OllamaChat(limits),
+        embed=OllamaEmbed(limits),
         models=OllamaModels(),
     )
 

@@ -6,6 +6,7 @@ import base64
 import struct
 from typing import Any
 
+import ollama
 import openai
 import pytest
 from google import genai
@@ -231,3 +232,20 @@ async def test_googles_sdk_gets_the_vectors_of_a_batch(start_stack: StartStack) 
         refused = await stack.http.post("/v1beta/models/simulated:embedContent", json={})
         assert refused.status_code == 400
         assert refused.json()["error"]["status"] == "INVALID_ARGUMENT"
+
+
+async def test_ollamas_sdk_gets_vectors_in_both_ways(start_stack: StartStack) -> None:
+    async with start_stack(specs=[embedder(context_tokens=64)]) as stack:
+        client = ollama.AsyncClient(host=stack.base_url.removesuffix("/v1"))
+        answer = await client.embed(model="simulated", input=["one text", "another"])
+        for text, each in zip(["one text", "another"], answer.embeddings, strict=True):
+            assert list(each) == pytest.approx(vector(ids(text), 8), abs=1e-6)
+        assert answer.prompt_eval_count == len(ids("one text")) + len(ids("another"))
+        one = await client.embeddings(model="simulated", prompt="one text")
+        assert list(one.embedding) == pytest.approx(vector(ids("one text"), 8), abs=1e-6)
+        long = "word " * 200
+        cut = await client.embed(model="simulated", input=long)
+        assert list(cut.embeddings[0]) == pytest.approx(vector(ids(long)[:64], 8), abs=1e-6)
+        with pytest.raises(ollama.ResponseError) as caught:
+            await client.embed(model="simulated", input=long, truncate=False)
+        assert caught.value.status_code == 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import anthropic
@@ -59,6 +60,21 @@ async def test_an_engine_that_hangs_is_waited_for_with_signs_of_life(
         event_end = b"" if path.endswith(":streamGenerateContent") else b"\n\n"
         came = await asyncio.wait_for(until(stack, path, body, event_end + 3 * sign), 20.0)
         assert came.startswith((b"data: ", b"event: ", b"["))
+        await stack.nothing_left()
+
+
+async def test_lines_of_json_are_kept_alive_by_one_that_says_nothing(start_stack: StartStack) -> None:
+    faults = Faults(break_kind=Break.STALL, break_after=2)
+    async with start_stack(specs=slow(faults=faults), settings={"limits": {"keep_alive_s": 0.1}}) as stack:
+        lines: list[Any] = []
+        body = {"model": "simulated", "messages": ASKED}
+        async with asyncio.timeout(20.0), stack.http.stream("POST", "/api/chat", json=body) as answer:
+            async for line in answer.aiter_lines():
+                lines.append(json.loads(line))
+                if [each["message"]["content"] for each in lines[-3:]] == ["", "", ""]:
+                    break
+        assert all(line["done"] is False for line in lines)
+        assert lines[-1]["message"]["role"] == "assistant"
         await stack.nothing_left()
 
 
