@@ -90,7 +90,7 @@ class Prefixes:
     def sent(self, worker: Worker, hashes: Hashes[int]) -> int:
         """The worker gets these blocks, from this processor or another. Returns how many it had anyway."""
         slot = self._slots.get(worker)
-        if slot is None:
+        if slot is None or not hashes:
             return len(hashes)
         known = self.index.add(slot, hashes)
         if slot.kv_blocks:
@@ -120,7 +120,7 @@ class Prefixes:
     def forgets(self, worker: Worker, hashes: Hashes[int]) -> None:
         """Its KV events have told by now what it holds of these."""
         slot = self._slots.get(worker)
-        if slot is not None:
+        if slot is not None and hashes:
             self.index.drop(slot, hashes)
 
 

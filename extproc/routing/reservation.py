@@ -57,6 +57,7 @@ class Reservation:
         "_rest",
         "_sent_s",
         "_settled",
+        "_told",
         "_trial",
         "_waiting",
         "_work",
@@ -91,6 +92,7 @@ class Reservation:
         self._settled = False
         self._trial = False
         self._known = 0
+        self._told = 0  # blocks at the prompt's start
         self._take(worker, facts.now_s)
 
     def served_by(self, address: str) -> bool:
@@ -168,7 +170,9 @@ class Reservation:
             worker.load.first_token(self._work, now_s)
         prefixes = self._pool.prefixes
         if prefixes is not None and facts.hashes is not None:
-            self._known = prefixes.sent(worker, facts.hashes)
+            # What its KV events say that it holds need not be guessed, and forgotten again.
+            self._told = facts.precise.get(worker, 0) // facts.block_tokens if worker in prefixes.with_events else 0
+            self._known = prefixes.sent(worker, facts.hashes[self._told :])
 
     def _give_back(self, *, served: bool) -> None:
         worker = self.worker
@@ -181,9 +185,9 @@ class Reservation:
         if prefixes is None or facts.hashes is None:
             return
         if not served:
-            prefixes.not_sent(worker, facts.hashes, self._known)
+            prefixes.not_sent(worker, facts.hashes[self._told :], self._known)
         elif worker in prefixes.with_events:
-            prefixes.forgets(worker, facts.hashes)
+            prefixes.forgets(worker, facts.hashes[self._told :])
         elif self._rest is not None and self.generated is not None:
             parent, rest = self._rest
             prefixes.answered(worker, parent, varints_of(rest, self.generated.tobytes()))
