@@ -162,6 +162,13 @@ def _protocols(pools: list[tuple[Path, Any]]) -> Iterator[Conflict]:
             if scheme == "grpc" and over_http:
                 yield Conflict(path, f"{address} speaks gRPC, but the pool's engine is openai: write `engine: vllm`")
         if over_http:
+            events = _get(pool, "kv_events")
+            source = events if isinstance(events, str) else _get(events, "source")
+            if source == "zmq" and _get(pool, "tokenizer", "worker") == "worker":
+                yield Conflict(
+                    (*pool_path, "kv_events"),
+                    "the events name tokens, which are known only with a tokenizer: set `tokenizer` to a path",
+                )
             continue
         http = _get(pool, "http")
         if isinstance(http, dict):

@@ -231,6 +231,7 @@ def test_mistakes_outside_pools_say_what_to_write(tmp_path: Path, line: str, wor
             "begin with /v1 themselves",
         ),
         ("[{name: a, engine: openai, models: [m], workers: [], http: {path_prefix: a/}}]", "is no beginning of a path"),
+        ("[{name: a, engine: openai, models: [m], workers: [], kv_events: zmq}]", "set `tokenizer` to a path"),
         ("[{name: a, engine: openai, models: [m], workers: [], http: {host: 'a b'}}]", "is no host"),
         ("[{name: a, models: [m], workers: [], tokenizer: .}]", "has no tokenizer (tokenizer.json, "),
         ("[{name: a, models: [m], workers: ['0.0.0.0:1']}]", "write the one at which the worker is reached"),
