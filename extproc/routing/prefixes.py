@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+
+from xxhash import xxh3_128_digest
 
 from extproc.routing.blocks import Hashes, chain, extend, root
 from extproc.routing.facts import RouteFacts
@@ -11,6 +14,9 @@ from extproc.routing.index.index import SLICES
 from extproc.routing.policies.base import PrefixUse
 from extproc.routing.worker import Worker
 from extproc.token_ids import WIDTH, TokenIds
+
+_LONG_BYTES = 4096  # of ids: 1,024 tokens, whose chain costs as much as this lookup
+_CHAINS = 64
 
 
 class Prefixes:
@@ -30,6 +36,8 @@ class Prefixes:
         self._kv_blocks = (use.kv_tokens or kv_tokens) // block_tokens
         self._slots: dict[Worker, Slot] = {}
         self._workers: dict[Slot, Worker] = {}
+        self._chains: dict[bytes, Hashes[int]] = {}
+        self._secret = int.from_bytes(os.urandom(8))  # nobody can make two prompts that look alike here
         self.with_events: set[Worker] = set()
         """Workers whose KV events come in: what was sent to them need not be remembered once they have answered."""
 
@@ -38,6 +46,7 @@ class Prefixes:
         if block_tokens != self.block_tokens:
             kv_tokens = {worker: slot.kv_blocks * self.block_tokens for worker, slot in self._slots.items()}
             self._kv_blocks = self._kv_blocks * self.block_tokens // block_tokens
+            self._chains.clear()
             self.block_tokens = block_tokens
             for worker, tokens in kv_tokens.items():
                 self.restarted(worker)
@@ -80,12 +89,26 @@ class Prefixes:
         hashes = facts.hashes
         if hashes is None or facts.block_tokens != block_tokens:
             facts.block_tokens = block_tokens
-            hashes = facts.hashes = chain(facts.ids, root(facts.namespace, block_tokens), block_tokens)
+            hashes = facts.hashes = self._chain(facts)
         slots = self._slots
         match = self.index.match(hashes, [slots[worker] for worker in candidates if worker in slots])
         workers = self._workers
         facts.precise = {workers[slot]: blocks * block_tokens for slot, blocks in match.precise.items()}
         facts.guess = {workers[slot]: blocks * block_tokens for slot, blocks in match.guess.items()}
+
+    def _chain(self, facts: RouteFacts) -> Hashes[int]:
+        """Those of long prompts are kept for a while: identical ones come again, with retries and with hot prompts."""
+        start, varints = root(facts.namespace, self.block_tokens), facts.ids.varints
+        if len(varints) < _LONG_BYTES:
+            return chain(facts.ids, start, self.block_tokens)
+        key = xxh3_128_digest(varints, start ^ self._secret)
+        kept = self._chains.get(key)
+        if kept is None:
+            kept = chain(facts.ids, start, self.block_tokens)
+            if len(self._chains) >= _CHAINS:
+                del self._chains[next(iter(self._chains))]
+            self._chains[key] = kept
+        return kept
 
     def sent(self, worker: Worker, hashes: Hashes[int]) -> int:
         """The worker gets these blocks, from this processor or another. Returns how many it had anyway."""
