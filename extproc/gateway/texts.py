@@ -42,6 +42,9 @@ __all__ = ["FactsOf", "TextJob", "answer_texts", "embed", "prepare_text", "read_
 FactsOf: TypeAlias = Callable[[TokenIds], RouteFacts]
 """A prompt's ids to what policies see of its call."""
 
+_INLINE_BYTES = 32 << 10
+"""Larger vectors, all together, are written in a thread: a number takes 0.5 us as a decimal fraction."""
+
 _TEXTS_PER_TURN = 32
 """So many are tokenized before others have the event loop again."""
 
@@ -163,9 +166,17 @@ async def embed(
         lambda at: _Vector(engine.vector_decoder()),
     )
     embeddings = [each.embedding() for each in received]
+    usage = Usage(sum(each.prompt_tokens for each in embeddings))
+    if sum(len(each.packed) for each in embeddings) <= _INLINE_BYTES:
+        return _rendered(codec, request, embeddings), usage
+    return await asyncio.to_thread(_rendered, codec, request, embeddings), usage
+
+
+def _rendered(codec: EmbedCodec, request: EmbedRequest, embeddings: list[Embedding]) -> Rendered:
+    """Raises RequestError."""
     if request.dimensions is not None:
         embeddings = [_shortened(each, request.dimensions) for each in embeddings]
-    return codec.render(request, embeddings), Usage(sum(each.prompt_tokens for each in embeddings))
+    return codec.render(request, embeddings)
 
 
 class _Vector:

@@ -1,16 +1,18 @@
-"""OpenAI Completions and Embeddings through a real Envoy with the official SDK in strict mode."""
+"""Completions, embeddings and lists of models through a real Envoy with the official SDKs."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 from typing import Any
 
+import anthropic
 import ollama
 import openai
 import pytest
 from google import genai
-from stack import INSTANT, Stack, StartStack
+from stack import INSTANT, Stack, StartStack, eventually
 from tokenizers import Tokenizer
 
 from extproc.simulator.embedding import vector
@@ -249,3 +251,43 @@ async def test_ollamas_sdk_gets_vectors_in_both_ways(start_stack: StartStack) ->
         with pytest.raises(ollama.ResponseError) as caught:
             await client.embed(model="simulated", input=long, truncate=False)
         assert caught.value.status_code == 400
+
+
+async def test_calls_of_our_own_find_another_worker_where_one_has_died(start_stack: StartStack) -> None:
+    health = {"health": {"interval_s": 60.0, "timeout_s": 2.0}}
+    async with start_stack(specs=[embedder(), embedder()], settings=health) as stack:
+        await stack.engines[0].stop()
+        texts = [f"text {number}" for number in range(10)]
+        answer = await lenient(stack).embeddings.create(model="simulated", input=texts)
+        assert len(answer.data) == 10
+        assert len(stack.engines[1].embed_requests) == 10
+
+
+async def test_a_client_that_leaves_ends_the_calls_that_we_made_for_it(start_stack: StartStack) -> None:
+    slow = EngineSpec(prefill_tokens_per_s=0.0, decode_step_s=0.2, answers=Answers.SCRIPT, texts=("word " * 200,))
+    async with start_stack(specs=[slow]) as stack:
+        body = {"model": "simulated", "prompt": ["a", "b", "c"], "max_tokens": 200}
+        request = asyncio.ensure_future(stack.http.post("/v1/completions", json=body))
+        await eventually(lambda: stack.running() == 3, "all prompts at the engine")
+        request.cancel()
+        await stack.nothing_left()
+
+
+async def test_every_dialect_lists_the_models_in_its_own_form(start_stack: StartStack) -> None:
+    async with start_stack() as stack:
+        base_url = stack.base_url.removesuffix("/v1")
+        openai_models = [each.id async for each in stack.client().models.list()]
+        assert (await stack.client().models.retrieve("simulated")).id == "simulated"
+        async with anthropic.AsyncAnthropic(base_url=base_url, api_key="key", max_retries=0) as client:
+            anthropic_models = [each.id async for each in client.models.list()]
+            assert (await client.models.retrieve("simulated")).type == "model"
+            with pytest.raises(anthropic.NotFoundError):
+                await client.models.retrieve("other")
+        google = genai.Client(api_key="key", http_options=genai.types.HttpOptions(base_url=base_url))
+        google_models = [each.name async for each in await google.aio.models.list()]
+        assert (await google.aio.models.get(model="simulated")).name == "models/simulated"
+        lines = ollama.AsyncClient(host=base_url)
+        ollama_models = [each.model for each in (await lines.list()).models]
+        assert (await lines.show("simulated")).details is not None
+        assert openai_models == anthropic_models == ollama_models == ["simulated"]
+        assert google_models == ["models/simulated"]

@@ -371,3 +371,16 @@ def test_any_order_of_messages_releases_everything_once_and_keeps_the_replies_in
     assert ranks == sorted(ranks)
     for once in ("request_headers", "response_headers", "immediate_response"):
         assert said.count(once) <= 1
+
+
+def test_an_answer_that_has_begun_may_show_a_sign_of_life() -> None:
+    exchange, _ = forwarded(FakeAnswer(sign=b": alive"))
+    assert exchange.keep_alive() == [], "there is nothing to keep alive yet"
+    exchange.receive(fakes.response_headers())
+    assert exchange.keep_alive() == []
+    exchange.receive(fakes.response_body(b"one"))
+    (reply,) = parse(exchange.keep_alive())
+    assert reply.response_body.response.body_mutation.streamed_response.body == b": alive"
+    assert not reply.response_body.response.body_mutation.streamed_response.end_of_stream
+    exchange.receive(fakes.response_trailers())
+    assert exchange.keep_alive() == []
