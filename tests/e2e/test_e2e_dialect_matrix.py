@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -13,6 +14,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 from speakers import TOOLS, Asked, Results, Seen, Speaker
 from speakers_anthropic import Anthropic
 from speakers_google import Gemini
+from speakers_ollama import Ollama
 from speakers_openai import Chat, Responses
 from stack import Stack
 from tokenizers import Tokenizer
@@ -24,6 +26,7 @@ SPEAKERS: Mapping[str, Callable[[str], Speaker]] = {
     "responses": Responses,
     "anthropic": Anthropic,
     "gemini": Gemini,
+    "ollama": Ollama,
 }
 """By dialect, made with the gateway's URL."""
 
@@ -41,10 +44,6 @@ SCHEMA = {
     "required": ["degrees"],
     "additionalProperties": False,
 }
-OFFERED = (
-    '{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": '
-    '{"city": {"type": "string"}}, "required": ["city"]}}}\n{"type": "function", "function": {"name": "now", '
-)
 USER = "<|im_start|>user\nWhat is the weather in Zürich?<|im_end|>\n"
 
 
@@ -69,6 +68,12 @@ def asked_of(stack: Stack, model: str) -> vllm_engine_pb2.GenerateRequest:
 def prompt_of(stack: Stack, model: str) -> str:
     ids = list(asked_of(stack, model).tokenized.input_ids)
     return TOKENIZER.decode(ids, skip_special_tokens=False)
+
+
+def offered(prompt: str) -> list[tuple[str, Any]]:
+    """Names and parameters of the tools that a prompt offers. SDKs put keys in an order of their own."""
+    functions = [json.loads(line)["function"] for line in prompt.splitlines() if line.startswith('{"type":')]
+    return [(function["name"], function["parameters"]) for function in functions]
 
 
 def needs(speaker: Speaker, form: str) -> None:
@@ -96,9 +101,9 @@ async def test_reasoning_text_and_parallel_calls_come_in_their_form(
     seen = await speaker.ask(Asked(model="calls", tools=True), streamed=streamed)
     assert (seen.reasoning, seen.text) == (THOUGHT, "Let me look.")
     assert seen.calls == (("weather", {"city": "Zürich"}), ("now", {}))
-    assert len(set(seen.call_ids)) == 2
+    assert len(set(seen.call_ids)) == 2 or "ids" in speaker.cannot
     assert seen.finish == speaker.finishes["tool_calls"]
-    assert OFFERED in prompt_of(stack, "calls")
+    assert offered(prompt_of(stack, "calls")) == list(TOOLS.items())
 
 
 async def test_results_come_back_in_their_order_and_errors_as_errors(
@@ -215,4 +220,4 @@ async def test_the_model_is_called_as_the_client_called_it_and_every_answer_has_
 ) -> None:
     seen: list[Seen] = [await speaker.ask(Asked(model="plain"), streamed=streamed) for _ in range(2)]
     assert {one.model for one in seen} == {"plain"}
-    assert len({one.id for one in seen}) == 2 or seen[0].id == ""
+    assert len({one.id for one in seen}) == 2 or "ids" in speaker.cannot

@@ -45,7 +45,7 @@ async def failures(*command: str, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("environment", environments.PYTHON)
-@pytest.mark.parametrize("sdk", ["openai", "anthropic", "genai"])
+@pytest.mark.parametrize("sdk", ["openai", "anthropic", "genai", "ollama"])
 async def test_an_sdk_of_python_gets_what_it_expects(
     envoy_binary: Path, tmp_path: Path, environment: str, sdk: str
 ) -> None:
@@ -64,6 +64,7 @@ async def test_an_sdk_of_python_gets_what_it_expects(
         ("anthropic", "@anthropic-ai/sdk"),
         ("genai", "@google/genai"),
         ("genai", "google-genai-2"),
+        ("ollama", "ollama"),
     ],
 )
 async def test_an_sdk_of_javascript_gets_what_it_expects(
