@@ -79,7 +79,31 @@ def anthropic(turns: Turns) -> Body:
     }
 
 
-DIALECTS: Mapping[str, Callable[[Turns], Body]] = {"chat": chat, "responses": responses, "anthropic": anthropic}
+def gemini(turns: Turns) -> Body:
+    return f"/v1beta/models/{model.MODEL}:streamGenerateContent?alt=sse", {
+        "contents": [
+            {"role": {"assistant": "model"}.get(role, role), "parts": [{"text": text}]} for role, text in turns
+        ],
+        "generationConfig": {"maxOutputTokens": 500, "temperature": 0.7},
+    }
+
+
+def ollama(turns: Turns) -> Body:
+    return "/api/chat", {
+        "model": model.MODEL,
+        "messages": [{"role": role, "content": text} for role, text in turns],
+        "options": {"num_predict": 500, "temperature": 0.7},
+        "stream": True,
+    }
+
+
+DIALECTS: Mapping[str, Callable[[Turns], Body]] = {
+    "chat": chat,
+    "responses": responses,
+    "anthropic": anthropic,
+    "gemini": gemini,
+    "ollama": ollama,
+}
 
 
 def turns_of(count: int, words: int, number: int) -> Turns:
