@@ -49,6 +49,11 @@ def streams_array(inbound: Inbound) -> bool:
     return (query.get("alt") or query.get("$alt") or [""])[-1] != "sse"
 
 
+def status_name(error: ErrorInfo) -> str:
+    """Such as `INVALID_ARGUMENT`."""
+    return _KINDS[error.kind][1]
+
+
 def error_body(error: ErrorInfo) -> bytes:
     """The JSON object, which is also what a broken stream says last."""
     status, name = _KINDS[error.kind]

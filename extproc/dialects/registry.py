@@ -5,6 +5,7 @@ from __future__ import annotations
 from extproc.dialects.anthropic import anthropic
 from extproc.dialects.base import Dialect
 from extproc.dialects.gemini import gemini
+from extproc.dialects.gemini_interactions import gemini_interactions
 from extproc.dialects.json_body import BodyLimits
 from extproc.dialects.ollama import ollama
 from extproc.dialects.openai_chat import openai_chat
@@ -23,6 +24,7 @@ def all_dialects(limits: BodyLimits) -> tuple[Dialect, ...]:
         openai_completions(limits),
         openai_embeddings(limits),
         anthropic(limits),
+        gemini_interactions(limits),
         gemini(limits),
         ollama(limits),
         openai_models(),
