@@ -146,6 +146,52 @@ def test_a_call_whose_turn_has_come_is_told_while_it_comes() -> None:
     ]
 
 
+@given(st.data())
+def test_calls_in_any_interleaving_come_one_after_the_other_and_whole(draws: st.DataObject) -> None:
+    arguments = draws.draw(
+        st.lists(
+            st.dictionaries(st.text(max_size=3), st.text(max_size=6), max_size=3).map(json.dumps),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    left = {index: list(text) for index, text in enumerate(arguments)}
+    stream = b"".join(chunk({"tool_calls": [call(index, "", f"id{index}", f"f{index}")]}) for index in left)
+    while any(left.values()):
+        index = draws.draw(st.sampled_from([index for index, text in left.items() if text]))
+        count = draws.draw(st.integers(1, len(left[index])))
+        stream += chunk({"tool_calls": [call(index, "".join(left[index][:count]))]})
+        del left[index][:count]
+    events, error, _ = decode(stream + chunk(finish="tool_calls") + DONE)
+    assert error is None
+    wanted: list[Event] = []
+    for index, text in enumerate(arguments):
+        wanted += [ToolCallStart(0, index, f"id{index}", f"f{index}"), ToolArgsDelta(0, index, text)]
+        wanted.append(ToolCallEnd(0, index, text))
+    assert joined(events) == [*wanted, Finish(0, FinishReason.TOOL_CALLS)]
+
+
+@given(
+    st.lists(st.binary(max_size=60) | st.sampled_from([b"data: ", b"\n\n", b'{"choices":[', b"]}", DONE]), max_size=12)
+)
+def test_whatever_an_engine_sends_is_an_answer_or_an_error(pieces: list[bytes]) -> None:
+    for streams in (True, False):
+        reader = decoder()
+        if streams:
+            reader.streams()
+        try:
+            for piece in pieces:
+                reader.feed(piece)
+            _, error = reader.end()
+        except ProtocolError:
+            continue
+        assert error is not None
+    tap = StreamTap(1, hides_usage=True, name=NameChange("m", "n"))
+    sent = b"".join([tap.feed(piece) for piece in pieces])
+    tap.end()
+    assert b"".join(pieces).startswith(sent[:10])
+
+
 def test_calls_with_the_same_index_are_told_apart_by_their_ids() -> None:
     stream = chunk({"tool_calls": [call(0, '{"a":1}', "a", "f"), call(0, '{"b":2}', "b", "f")]}, finish="stop") + DONE
     events, _, _ = decode(stream)
