@@ -70,6 +70,7 @@ class GeminiStream:
         self._text_tails = [b"}" + tail for tail in tails]
         shows = request.reasoning.visibility in ("summary", "full")
         self._parts = [PartWriter(shows=shows) for _ in range(candidates)]
+        self._plain = [False] * candidates  # text goes on, and nothing waits for it
         self._logprobs = [LogprobSum() for _ in range(candidates)]
         self._finishes: dict[int, Finish] = {}
         self._begun = False
@@ -85,10 +86,10 @@ class GeminiStream:
             return b""
         # Hot: once per token of every stream.
         pieces: list[bytes] = []
+        plain = self._plain
         for event in events:
-            if type(event) is TextDelta and event.logprobs is None and not (parts := self._parts[event.choice]).waits:
+            if type(event) is TextDelta and plain[event.choice] and event.logprobs is None:
                 if event.text:
-                    parts.last = "text"
                     pieces += (self._text_head, _json(event.text), self._text_tails[event.choice])
             elif type(event) is Finish:
                 if event.reason is FinishReason.ABORT:
@@ -97,7 +98,8 @@ class GeminiStream:
                 self._finishes[event.choice] = event
             else:
                 self._other(event, pieces)
-        return self._opened(b"".join(pieces))
+        said = b"".join(pieces)
+        return said if self._begun else self._opened(said)
 
     def end(self, usage: Usage) -> bytes:
         """The last piece. A stream with an unfinished choice breaks off instead."""
@@ -132,7 +134,9 @@ class GeminiStream:
 
     def _other(self, event: Event, pieces: list[bytes]) -> None:
         """What is not plain text."""
-        parts = self._parts[event.choice].of(event)
+        writer = self._parts[event.choice]
+        parts = writer.of(event)
+        self._plain[event.choice] = writer.last == "text"
         said = b""
         if type(event) is TextDelta and event.logprobs:
             self._logprobs[event.choice].add(event.logprobs)

@@ -43,11 +43,6 @@ class PartWriter:
         self._call_signatures: list[str] = []
         self.last = ""  # the kind of what came last
 
-    @property
-    def waits(self) -> bool:
-        """Whether the next part says more than its own content."""
-        return bool(self.signatures or self._hidden)
-
     def of(self, event: Event) -> list[bytes]:
         """Those that are complete with an event."""
         match event:
@@ -78,6 +73,7 @@ class PartWriter:
 
     def call_starts(self, start: ToolCallStart) -> list[bytes]:
         self._call = start
+        self.last = "call"
         return []
 
     def call_ends(self, end: ToolCallEnd) -> list[bytes]:

@@ -21,8 +21,8 @@ from extproc.dialects.gemini_fields import (
     GENERATION_RULES,
     TOOL_CONFIG_RULES,
 )
-from extproc.dialects.gemini_json import in_both_cases
-from extproc.dialects.gemini_parts import Content, PartReader
+from extproc.dialects.gemini_json import camel, in_both_cases
+from extproc.dialects.gemini_parts import Content, PartReader, PlainContent
 from extproc.dialects.gemini_schema import json_schema
 from extproc.dialects.gemini_tools import tools_of
 from extproc.dialects.json_body import BodyLimits, check_strings, decode, descriptions, free_object, invalid
@@ -129,12 +129,18 @@ class _Body(Struct, rename="camel", forbid_unknown_fields=True):
     cached_content: _Anything = UNSET
 
 
+class _PlainBody(_Body, forbid_unknown_fields=True):
+    """The same where no part has more than its data."""
+
+    contents: list[PlainContent] | PlainContent | None = None  # type: ignore[assignment]
+
+
 _ALLOWED: Mapping[str, str] = descriptions(_Body)
 _BODY = msgspec.json.Decoder(_Body)
+_PLAIN_BODY = msgspec.json.Decoder(_PlainBody)
 _WRAPPED = "generateContentRequest"
 _WRAPPED_ALLOWED: Mapping[str, str] = {_WRAPPED: "an object", **descriptions(_Body, f"{_WRAPPED}.")}
 _SAME_NAME = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
-_ARRAY_OF_STRINGS = msgspec.json.Decoder(list[str])
 _NOTHING_SAID = Turn("assistant", (Text(""),))
 _LEVELS = ("minimal", "low", "medium", "high", "xhigh")
 _MODES: Mapping[str, Literal["auto", "required", "none"]] = {
@@ -162,7 +168,10 @@ def parse_generate(inbound: Inbound, body: bytes, limits: BodyLimits, *, countin
     contents.
     """
     check_strings(body, limits)
-    asked = decode(_BODY, body, _ALLOWED)
+    try:
+        asked: _Body = _PLAIN_BODY.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        asked = decode(_BODY, body, _ALLOWED)  # which also tells what is wrong
     if asked.generate_content_request is not UNSET:
         if not counting or asked.contents is not None:
             raise invalid(
@@ -172,7 +181,7 @@ def parse_generate(inbound: Inbound, body: bytes, limits: BodyLimits, *, countin
     losses: Losses = {}
     _judge(asked, "", BODY_RULES, losses, limits)
     reader = PartReader(losses, limits)
-    contents = [asked.contents] if isinstance(asked.contents, Content) else asked.contents
+    contents = [asked.contents] if isinstance(asked.contents, Content | PlainContent) else asked.contents
     if not contents:
         raise invalid("Missing required parameter: 'contents'.", "contents", "missing_required_parameter")
     if len(contents) > limits.max_messages:
@@ -216,11 +225,10 @@ def parse_generate(inbound: Inbound, body: bytes, limits: BodyLimits, *, countin
 
 def _judge(held: Struct, prefix: str, rules: Mapping[str, Rule], losses: Losses, limits: BodyLimits) -> None:
     """What no engine gets."""
-    names = dict(zip(held.__struct_fields__, held.__struct_encode_fields__, strict=True))
     for name, rule in rules.items():
         raw = getattr(held, name)
         if raw is not UNSET:
-            judge(prefix + names[name], raw, rule, losses, limits)
+            judge(prefix + camel(name), raw, rule, losses, limits)
 
 
 def _sampling(asked: _Generation, limits: BodyLimits) -> Sampling:
