@@ -13,14 +13,13 @@ from extproc.engines.openai_errors import error_of_status
 from extproc.exchange.application import AnswerHead, Begin, Piece
 from extproc.gateway import local_reply
 from extproc.gateway.answer import DEADLINE, FAULTS, INTERNAL, UNREADABLE, note_server, removed_headers
-from extproc.gateway.http_carriers import EVENTS_TYPE, Carrier
+from extproc.gateway.http_carriers import Carrier
 from extproc.ir import ErrorInfo, ErrorKind, RequestError
 from extproc.observe.metrics import RequestAccount
 from extproc.routing.reservation import Reservation
 
 _log = logging.getLogger(__name__)
 
-_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _MOST_ERROR_BYTES = 64 << 10
 _NO_ANSWER = ErrorInfo(
     kind=ErrorKind.BAD_GATEWAY, message="The engine's answer is in a form that was not asked for.", code="wrong_form"
@@ -154,17 +153,14 @@ class HttpAnswer:
         return Piece(out) if self._begun else self._begin(out)
 
     def keep_alive(self) -> Piece | None:
-        """A sign of life where the client has got nothing since this was last called, and not within an event."""
+        """A sign of life where the client has got nothing since this was last called."""
         last = self._last
         if last is not self._seen:
             self._seen = last
             return None
-        carrier = self._carrier
-        sign = carrier.keep_alive
-        if not sign or not self._begun:
-            return None
-        # What is echoed is cut anywhere; a translation never within a line.
-        return Piece(sign) if carrier.content_type != EVENTS_TYPE or last.endswith(_EVENT_ENDS) else None
+        # Carriers pass whole events alone, so this is never within one.
+        sign = self._carrier.keep_alive
+        return Piece(sign) if sign and self._begun else None
 
     def expire(self) -> Begin | Piece:
         """The deadline has passed."""

@@ -9,6 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 from google import genai
+from openai_engine import OpenAIEngine, Said, event, openai_engines
 from stack import Stack, StartStack
 
 from extproc.simulator.faults import Break, Faults
@@ -108,3 +109,24 @@ async def test_a_stream_that_goes_on_shows_none(start_stack: StartStack) -> None
         answer = await stack.http.post("/v1/chat/completions", json=body)
         assert COMMENT not in answer.content
         assert answer.content.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sign"), [("/v1/chat/completions", {}, COMMENT), ("/v1/messages", {"max_tokens": 50}, PING)]
+)
+async def test_engines_over_http_that_hang_are_waited_for_likewise(
+    start_stack: StartStack, path: str, body: dict[str, Any], sign: bytes
+) -> None:
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1_700_000_000, "model": "simulated"}
+    choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in ("one", " two")]
+    events = [event({**head, "choices": [choice]}) for choice in choices]
+    # The second event comes in halves, between which the engine hangs.
+    hangs = asyncio.Event()
+    engine = OpenAIEngine(Said([events[0], events[1][:30], events[1][30:]], waits=hangs))
+    pool = {"engine": "openai", "workers": [engine.address]}
+    settings = {"limits": {"keep_alive_s": 0.1}}
+    async with openai_engines(engine), start_stack(specs=[], pool=pool, settings=settings) as stack:
+        body = {"model": "simulated", "messages": ASKED, "stream": True, **body}
+        came = await asyncio.wait_for(until(stack, path, body, b"\n\n" + 3 * sign), 20.0)
+        assert b"one" in came
+        hangs.set()
