@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 
 from google.protobuf.message import DecodeError
 
@@ -126,7 +125,7 @@ class ExtProcCall:
     def __init__(self, call: Call, exchange: Exchange, service: ExtProcService) -> None:
         self._call = call
         self._service = service
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Future[Outcome] | None = None
         self.exchange = exchange
 
     def message(self, data: bytes) -> None:
@@ -145,14 +144,16 @@ class ExtProcCall:
         for reply in replies:
             send(reply)
         if exchange.pending is not None and self._task is None:
-            self._task = asyncio.ensure_future(self._wait(exchange.pending))
+            # The task is the awaited thing itself: cancelled before it begins, it is still told.
+            self._task = asyncio.ensure_future(exchange.pending)
+            self._task.add_done_callback(self._decided)
 
-    async def _wait(self, pending: Awaitable[Outcome]) -> None:
+    def _decided(self, task: asyncio.Future[Outcome]) -> None:
+        if task.cancelled():
+            return
         exchange = self.exchange
         try:
-            replies = exchange.resume(await pending)
-        except asyncio.CancelledError:
-            raise
+            replies = exchange.resume(task.result())
         except Exception:
             _log.exception("internal error while deciding on a request")
             replies = exchange.fail()

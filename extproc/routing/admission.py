@@ -8,9 +8,9 @@ this.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from enum import Enum
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -64,6 +64,16 @@ class _Ticket(Waiting, Generic[_R]):
         self.got: asyncio.Future[_R] = asyncio.get_running_loop().create_future()
 
 
+class _Begun(Generic[_R]):
+    """Begins when it is awaited, so that a client which leaves before leaves nothing behind."""
+
+    def __init__(self, begin: Callable[[], Coroutine[None, None, _R]]) -> None:
+        self._begin = begin
+
+    def __await__(self) -> Generator[Any, None, _R]:
+        return self._begin().__await__()
+
+
 class Admission(Generic[_R]):
     """Of one pool, in one process."""
 
@@ -105,7 +115,7 @@ class Admission(Generic[_R]):
         """
         if not self._queue and self._has_room(tokens):
             return reserve()
-        return self._wait(tokens, tenant, priority, reserve)
+        return _Begun(lambda: self._wait(tokens, tenant, priority, reserve))
 
     def with_room(self, workers: Sequence[Worker], tokens: int) -> list[Worker]:
         """Those that take so many prompt tokens more."""
@@ -164,7 +174,6 @@ class Admission(Generic[_R]):
         return ticket
 
     async def _wait(self, tokens: int, tenant: str, priority: int, reserve: Callable[[], _R]) -> _R:
-        # Only here, and not in `admit`: a coroutine that is never started must leave nothing behind.
         ticket = self._enqueue(tokens, tenant, priority, reserve)
         self.freed()
         got = ticket.got
