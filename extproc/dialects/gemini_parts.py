@@ -165,13 +165,13 @@ class PartReader:
                 parts: list[Part] = [Text(text)]
             else:
                 parts = self.parts(content, role, f"contents[{index}]")
-            if role == last:
-                said += parts
-            else:
+            if role != last:
                 if last is not None:
-                    turns.append(_turn(last, said))
+                    turns.append(Turn(last, (said[0],)) if len(said) == 1 else _turn(last, said))
                 last = role
                 said = parts
+            else:
+                said += parts
         if last is not None:
             turns.append(_turn(last, said))
         return turns
