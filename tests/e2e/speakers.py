@@ -5,6 +5,7 @@ So that a test can say once what must hold of all of them.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -38,6 +39,14 @@ class Asked:
     logprobs: int | None = None
     max_tokens: int = 500
     temperature: float | None = None
+    image: bool = False  # beside the last turn's text
+
+
+PNG = base64.b64encode(
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU"
+    b"\x00\x00\x00\nIDATx\x9cc`\x00\x00\x00\x02\x00\x01H\xaf\xa4q\x00\x00\x00\x00IEND\xaeB`\x82"
+).decode()
+"""The smallest image, in base64."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ class Speaker(Protocol):
 
     finishes: Mapping[str, str]  # what it calls `stop`, `stop_sequence`, `length`, `tool_calls`
     cannot: frozenset[str]  # forms of requests that it has not
+    refused: type[Exception]  # what the SDK raises for a status of 400
 
     async def ask(self, asked: Asked, *, streamed: bool) -> Seen: ...
 

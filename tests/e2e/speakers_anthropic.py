@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import anthropic
-from speakers import TOOLS, Asked, Results, Seen
+from speakers import PNG, TOOLS, Asked, Results, Seen
 
 
 class Anthropic:
@@ -19,6 +19,7 @@ class Anthropic:
         "tool_calls": "tool_use",
     }
     cannot = frozenset(("allowed", "logprobs"))
+    refused = anthropic.BadRequestError
 
     def __init__(self, base_url: str) -> None:
         self._client = anthropic.AsyncAnthropic(
@@ -47,6 +48,9 @@ class Anthropic:
                         for index, text, error in turn.results
                     ]
                     messages.append({"role": "user", "content": content})
+        if asked.image:
+            source = {"type": "base64", "media_type": "image/png", "data": PNG}
+            messages.append({"role": "user", "content": [{"type": "image", "source": source}]})
         request: dict[str, Any] = {"model": asked.model, "messages": messages, "max_tokens": asked.max_tokens}
         extra: dict[str, Any] = {}
         if asked.system is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from google import genai
-from google.genai import types
-from speakers import TOOLS, Asked, Results, Seen
+from google.genai import errors, types
+from speakers import PNG, TOOLS, Asked, Results, Seen
 
 
 class Gemini:
@@ -20,6 +21,7 @@ class Gemini:
         "tool_calls": "STOP",
     }
     cannot = frozenset(("parallel",))
+    refused = errors.ClientError
 
     def __init__(self, base_url: str) -> None:
         options = types.HttpOptions(base_url=base_url, timeout=60_000)
@@ -48,6 +50,9 @@ class Gemini:
                         for index, text, error in turn.results
                     ]
                     contents.append(types.Content(role="user", parts=parts))
+        if asked.image:
+            image = types.Part.from_bytes(data=base64.b64decode(PNG), mime_type="image/png")
+            contents.append(types.Content(role="user", parts=[image]))
         config = types.GenerateContentConfig(
             max_output_tokens=asked.max_tokens,
             automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import ollama
-from speakers import TOOLS, Asked, Results, Seen
+from speakers import PNG, TOOLS, Asked, Results, Seen
 
 
 class Ollama:
@@ -19,6 +19,7 @@ class Ollama:
         "tool_calls": "stop",
     }
     cannot = frozenset(("none", "required", "named", "allowed", "parallel", "ids"))
+    refused = ollama.ResponseError
 
     def __init__(self, base_url: str) -> None:
         self._client = ollama.AsyncClient(host=base_url, timeout=60.0)
@@ -43,6 +44,8 @@ class Ollama:
                         }
                         for index, text, error in turn.results
                     ]
+        if asked.image:
+            messages.append({"role": "user", "content": "", "images": [PNG]})
         options: dict[str, Any] = {"num_predict": asked.max_tokens}
         request: dict[str, Any] = {"model": asked.model, "messages": messages, "options": options}
         if asked.temperature is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import openai
-from speakers import TOOLS, Asked, Results, Seen
+from speakers import PNG, TOOLS, Asked, Results, Seen
 
 
 class Chat:
@@ -20,6 +20,7 @@ class Chat:
         "tool_calls": "tool_calls",
     }
     cannot: frozenset[str] = frozenset()
+    refused = openai.BadRequestError
 
     def __init__(self, base_url: str) -> None:
         self._client = openai.AsyncOpenAI(
@@ -46,6 +47,9 @@ class Chat:
                         }
                         for index, text, error in turn.results
                     ]
+        if asked.image:
+            image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+            messages.append({"role": "user", "content": [image]})
         request: dict[str, Any] = {"model": asked.model, "messages": messages, "max_tokens": asked.max_tokens}
         if asked.tools:
             request["tools"] = [
@@ -111,6 +115,7 @@ class Responses:
         "tool_calls": "completed",
     }
     cannot: frozenset[str] = frozenset()
+    refused = openai.BadRequestError
 
     def __init__(self, base_url: str) -> None:
         self._client = openai.AsyncOpenAI(
@@ -137,6 +142,9 @@ class Responses:
                         }
                         for index, text, error in turn.results
                     ]
+        if asked.image:
+            image = {"type": "input_image", "image_url": f"data:image/png;base64,{PNG}", "detail": "auto"}
+            items.append({"role": "user", "content": [image]})
         request: dict[str, Any] = {"model": asked.model, "input": items, "max_output_tokens": asked.max_tokens}
         if asked.system is not None:
             request["instructions"] = asked.system

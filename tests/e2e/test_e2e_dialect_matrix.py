@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,12 @@ async def speaker(stack: Stack, dialect: str) -> AsyncIterator[Speaker]:
 
 def asked_of(stack: Stack, model: str) -> vllm_engine_pb2.GenerateRequest:
     """What the model's engine was asked last."""
-    return next(engine for engine in stack.engines if engine.engine.spec.model == model).requests[-1]
+    return asked_by(stack, model)[-1]
+
+
+def asked_by(stack: Stack, model: str) -> Sequence[vllm_engine_pb2.GenerateRequest]:
+    """All that the model's engine was asked."""
+    return next(engine for engine in stack.engines if engine.engine.spec.model == model).requests
 
 
 def prompt_of(stack: Stack, model: str) -> str:
@@ -221,3 +226,12 @@ async def test_the_model_is_called_as_the_client_called_it_and_every_answer_has_
     seen: list[Seen] = [await speaker.ask(Asked(model="plain"), streamed=streamed) for _ in range(2)]
     assert {one.model for one in seen} == {"plain"}
     assert len({one.id for one in seen}) == 2 or "ids" in speaker.cannot
+
+
+async def test_an_image_is_refused_by_a_model_that_takes_none(stack: Stack, speaker: Speaker, streamed: bool) -> None:
+    before = len(asked_by(stack, "plain"))
+    with pytest.raises(speaker.refused, match=r"(?i)image") as refused:
+        await speaker.ask(Asked(model="plain", image=True), streamed=streamed)
+    status = getattr(refused.value, "status_code", None) or getattr(refused.value, "code", None)
+    assert status == 400
+    assert len(asked_by(stack, "plain")) == before
