@@ -18,6 +18,8 @@ from extproc.ir import ErrorInfo, ErrorKind
 JSON_TYPE = "application/json"
 STREAMS = ":streamGenerateContent"
 
+_EVENTS = "alt=sse"  # all that SDKs send there
+
 _KINDS: dict[ErrorKind, tuple[int, str]] = {
     ErrorKind.INVALID_REQUEST: (400, "INVALID_ARGUMENT"),
     ErrorKind.UNSUPPORTED: (400, "INVALID_ARGUMENT"),
@@ -44,6 +46,8 @@ _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 def streams_array(inbound: Inbound) -> bool:
     """Whether the answer to this request comes as a JSON array, piece by piece."""
     if not inbound.path.endswith(STREAMS):
+        return False
+    if inbound.query == _EVENTS:
         return False
     query = parse_qs(inbound.query)
     return (query.get("alt") or query.get("$alt") or [""])[-1] != "sse"

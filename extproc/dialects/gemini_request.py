@@ -7,6 +7,7 @@ body, also within `generateContentRequest`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import unquote
 
@@ -149,6 +150,10 @@ _PLAIN_BODY = msgspec.json.Decoder(_PlainBody)
 _WRAPPED = "generateContentRequest"
 _WRAPPED_ALLOWED: Mapping[str, str] = {_WRAPPED: "an object", **descriptions(_Body, f"{_WRAPPED}.")}
 _SAME_NAME = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
+_rare_of_body = attrgetter(*BODY_RULES)
+_NONE_OF_BODY = (UNSET,) * len(BODY_RULES)
+_rare_of_generation = attrgetter(*GENERATION_RULES)
+_NONE_OF_GENERATION = (UNSET,) * len(GENERATION_RULES)
 _NOTHING_SAID = Turn("assistant", (Text(""),))
 _LEVELS = ("minimal", "low", "medium", "high", "xhigh")
 _MODES: Mapping[str, Literal["auto", "required", "none"]] = {
@@ -164,8 +169,9 @@ _MODES: Mapping[str, Literal["auto", "required", "none"]] = {
 def model_of(inbound: Inbound) -> str:
     """Which model a path names. Names of other publishers than Google have the publisher's before them."""
     name = unquote(inbound.argument)
-    _, found, after = inbound.path.partition("/publishers/")
-    publisher = after.partition("/")[0] if found else "google"
+    if "/publishers/" not in inbound.path:
+        return name
+    publisher = inbound.path.partition("/publishers/")[2].partition("/")[0]
     return name if publisher == "google" else f"{unquote(publisher)}/{name}"
 
 
@@ -187,7 +193,8 @@ def parse_generate(inbound: Inbound, body: bytes, limits: BodyLimits, *, countin
             )
         asked = decode(_BODY, asked.generate_content_request, _WRAPPED_ALLOWED, root=_WRAPPED)
     losses: Losses = {}
-    _judge(asked, "", BODY_RULES, losses, limits)
+    if _rare_of_body(asked) != _NONE_OF_BODY:
+        _judge(asked, "", BODY_RULES, losses, limits)
     reader = PartReader(losses, limits)
     contents = [asked.contents] if isinstance(asked.contents, Content | PlainContent) else asked.contents
     if not contents:
@@ -211,19 +218,20 @@ def parse_generate(inbound: Inbound, body: bytes, limits: BodyLimits, *, countin
     if system is not None and system.parts:
         turns.insert(0, Turn("system", tuple(reader.parts(system, "system", "systemInstruction"))))
     tools = () if asked.tools is UNSET else tools_of(asked.tools, losses, limits)
-    generation = asked.generation_config or _CamelGeneration()
-    _judge(generation, "generationConfig.", GENERATION_RULES, losses, limits)
+    generation = asked.generation_config
+    if generation is not None and _rare_of_generation(generation) != _NONE_OF_GENERATION:
+        _judge(generation, "generationConfig.", GENERATION_RULES, losses, limits)
     choice, tools = _choice(asked.tool_config, tools, losses, limits)
     streamed = inbound.path.endswith(STREAMS)
     return ChatRequest(
         model=model_of(inbound),
         turns=tuple(turns),
-        sampling=_sampling(generation, limits),
+        sampling=Sampling() if generation is None else _sampling(generation, limits),
         stream=streamed,
         tools=tools,
         tool_choice=choice,
-        reasoning=_reasoning(generation.thinking_config),
-        output=_output(generation, limits),
+        reasoning=_reasoning(None if generation is None else generation.thinking_config),
+        output=None if generation is None else _output(generation, limits),
         add_generation_prompt=not continues,
         continue_final_message=continues,
         losses=listed(losses),
