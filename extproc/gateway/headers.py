@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 
+import msgspec
+
 from extproc.exchange.application import RequestHead
+from extproc.ir import Loss
 
 DESTINATION = "x-gateway-destination-endpoint"
 POOL = "x-gateway-pool"
@@ -36,6 +39,15 @@ REMOVED = (
 
 REMOVED_BUT_KEY = tuple([name for name in REMOVED if name != "authorization"])
 """The same where the header holds the gateway's own key by then."""
+
+
+_MOST_LOSSES_BYTES = 8192
+"""Envoy refuses an answer whose headers are too large."""
+
+
+def losses_header(losses: tuple[Loss, ...]) -> tuple[str, str]:
+    """What does not reach the engine, for those who may see it."""
+    return LOSSES, msgspec.json.encode(losses).decode("ascii", "replace")[:_MOST_LOSSES_BYTES]
 
 
 def source_of(head: RequestHead) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

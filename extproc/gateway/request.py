@@ -16,7 +16,16 @@ from extproc.exchange.application import Answer, Forward, Outcome, ReadBody, Rep
 from extproc.gateway.alone import HANDLERS, Handler, models_now
 from extproc.gateway.answer import AnswerParts, EngineAnswer
 from extproc.gateway.backend import Backend
-from extproc.gateway.headers import DEBUG, DECISION, DESTINATION, LOSSES, POOL, REMOVED, REMOVED_BUT_KEY, source_of
+from extproc.gateway.headers import (
+    DEBUG,
+    DECISION,
+    DESTINATION,
+    POOL,
+    REMOVED,
+    REMOVED_BUT_KEY,
+    losses_header,
+    source_of,
+)
 from extproc.gateway.http_answer import HttpAnswer, HttpAnswerParts
 from extproc.gateway.http_request import (
     OWN_FORMS,
@@ -46,7 +55,6 @@ _GRPC_HEADERS = (("content-type", "application/grpc"), ("te", "trailers"))
 
 _OF_MODELS = frozenset((Operation.LIST_MODELS, Operation.GET_MODEL))
 
-_MOST_LOSSES_BYTES = 8192
 
 _RETRY_AFTER_S = 1.0
 
@@ -235,11 +243,13 @@ class GatewayRequest:
             return self._error(error.info)
 
     def _whole(self, backend: Backend, losses: tuple[Loss, ...], rendered: Rendered, usage: Usage) -> Reply:
-        """The answer to calls that the processor has made itself."""
+        """The answer to calls that the processor has made itself: with too many decisions behind it to tell them."""
         account = self._account
         account.pool = backend.pool.name
         if losses:
             account.loses([loss.field for loss in losses])
+            if self._explain:
+                rendered = msgspec.structs.replace(rendered, headers=(*rendered.headers, losses_header(losses)))
         account.completes(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         return self._reply(rendered)
 
@@ -353,9 +363,7 @@ class GatewayRequest:
         if self._decision is not None:
             headers.append((DECISION, msgspec.json.encode(self._decision).decode("ascii", "replace")))
             if losses:
-                # Envoy refuses an answer whose headers are too large.
-                text = msgspec.json.encode(losses).decode("ascii", "replace")
-                headers.append((LOSSES, text[:_MOST_LOSSES_BYTES]))
+                headers.append(losses_header(losses))
         if streams:
             headers.append(("cache-control", "no-cache"))
         return tuple(headers)

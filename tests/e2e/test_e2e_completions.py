@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 from typing import Any
 
@@ -226,6 +227,11 @@ async def test_googles_sdk_gets_the_vectors_of_a_batch(start_stack: StartStack) 
             model="simulated", contents=["one text", "another"], config={"task_type": "RETRIEVAL_QUERY"}
         )
         assert answer.embeddings is not None
+        asked = {"content": {"parts": [{"text": "a"}]}, "taskType": "RETRIEVAL_QUERY", "title": "t"}
+        path = "/v1beta/models/simulated:embedContent"
+        told = await stack.http.post(path, json=asked, headers={"x-gateway-debug": "1"})
+        assert [loss["field"] for loss in json.loads(told.headers["x-gateway-losses"])] == ["taskType", "title"]
+        assert "x-gateway-losses" not in (await stack.http.post(path, json=asked)).headers
         for text, each in zip(["one text", "another"], answer.embeddings, strict=True):
             assert each.values == pytest.approx(vector(ids(text), 8), abs=1e-6)
         body = {"content": {"parts": [{"text": "one "}, {"text": "text"}]}, "output_dimensionality": 4}
