@@ -99,6 +99,8 @@ ITEM_KINDS = "one of " + ", ".join(
         *("user_input", "model_output", "thought", "function_call", "function_result"),
     )
 )
+_SAID = (_UserInput, _ModelOutput)
+_OF_MODEL = (_ModelOutput, _Thought, _FunctionCall)
 _CONTENTS = msgspec.json.Decoder(list[_Content])
 _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _WRAPPED = msgspec.json.Decoder(dict[str, str])
@@ -123,23 +125,20 @@ def turns_of(given: str | Item | list[Item], limits: BodyLimits) -> list[Turn]:
     said: list[Part] = []
     calls: set[str] = set()
     for index, item in enumerate(items):
-        path = f"input[{index}]" if isinstance(given, list) else "input"
-        if isinstance(item, _UserInput | _ModelOutput):
+        if isinstance(item, _SAID):
             left -= len(item.content or ())
         if left < 0:
             most = limits.max_messages
             raise invalid(
                 f"Too many steps and contents: at most {most} are allowed.", "input", "array_above_max_length"
             )
-        role: Literal["user", "assistant"] = (
-            "assistant" if isinstance(item, _ModelOutput | _Thought | _FunctionCall) else "user"
-        )
+        role: Literal["user", "assistant"] = "assistant" if isinstance(item, _OF_MODEL) else "user"
         if role != last:
             if last is not None:
                 turns.append(Turn(last, tuple(said) or (Text(""),)))
             last = role
             said = []
-        said += _parts(item, path, calls, limits)
+        said += _parts(item, f"input[{index}]" if items is given else "input", calls, limits)
     assert last is not None
     turns.append(Turn(last, tuple(said) or (Text(""),)))
     return turns
@@ -148,8 +147,10 @@ def turns_of(given: str | Item | list[Item], limits: BodyLimits) -> list[Turn]:
 def _parts(item: Item, path: str, calls: set[str], limits: BodyLimits) -> list[Part]:
     match item:
         case _UserInput() | _ModelOutput():
-            place = f"{path}.content"
-            return [_content(content, f"{place}[{index}]") for index, content in enumerate(item.content or ())]
+            return [
+                Text(content.text) if type(content) is _Text else _content(content, f"{path}.content[{index}]")
+                for index, content in enumerate(item.content or ())
+            ]
         case _Thought():
             return _thought(item, path)
         case _FunctionCall():
