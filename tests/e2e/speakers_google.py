@@ -1,8 +1,9 @@
-"""Gemini's generateContent, by google-genai."""
+"""Gemini's generateContent and Interactions, by google-genai."""
 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -124,3 +125,126 @@ class Gemini:
             logprobs=None if asked.logprobs is None else tuple(scores),
             native=native,
         )
+
+
+class Interactions:
+    """What is streamed is put together here: the SDK leaves that to who reads it."""
+
+    finishes: ClassVar[Mapping[str, str]] = {
+        "stop": "completed",
+        "stop_sequence": "completed",
+        "length": "incomplete",
+        "tool_calls": "requires_action",
+    }
+    cannot = frozenset(("parallel", "logprobs"))
+    refused = Exception  # the SDK's own class for it is not public
+
+    def __init__(self, base_url: str) -> None:
+        options = types.HttpOptions(base_url=base_url, timeout=60_000)
+        self._client = genai.Client(api_key="key", http_options=options).aio
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def ask(self, asked: Asked, *, streamed: bool) -> Seen:
+        steps: list[Any] = []
+        for turn in asked.turns:
+            match turn:
+                case str():
+                    steps.append({"type": "user_input", "content": [{"type": "text", "text": turn}]})
+                case Seen():
+                    steps += turn.native
+                case Results():
+                    steps += [
+                        {
+                            "type": "function_result",
+                            "call_id": turn.of.call_ids[index],
+                            "name": turn.of.calls[index][0],
+                            "result": text,
+                            "is_error": error,
+                        }
+                        for index, text, error in turn.results
+                    ]
+        if asked.image:
+            image = {"type": "image", "data": PNG, "mime_type": "image/png"}
+            steps.append({"type": "user_input", "content": [image]})
+        generation: dict[str, Any] = {"max_output_tokens": asked.max_tokens, "thinking_summaries": "auto"}
+        request: dict[str, Any] = {"model": asked.model, "input": steps, "generation_config": generation}
+        if asked.system is not None:
+            request["system_instruction"] = asked.system
+        if asked.tools:
+            request["tools"] = [
+                {"type": "function", "name": name, "parameters": parameters} for name, parameters in TOOLS.items()
+            ]
+        if asked.choice is not None:
+            generation["tool_choice"] = {
+                "none": "none",
+                "required": "any",
+                "named": {"allowed_tools": {"mode": "any", "tools": ["weather"]}},
+                "allowed": {"allowed_tools": {"mode": "any", "tools": ["now", "today"]}},
+            }[asked.choice]
+        if asked.thinking is not None:
+            generation["thinking_level"] = "medium" if asked.thinking else "minimal"
+        if asked.schema is not None:
+            request["response_format"] = {"type": "text", "mime_type": "application/json", "schema": asked.schema}
+        if asked.stop:
+            generation["stop_sequences"] = list(asked.stop)
+        if asked.temperature is not None:
+            generation["temperature"] = asked.temperature
+        if streamed:
+            native, answer = await self._streamed(request)
+        else:
+            answer = await self._client.interactions.create(**request)
+            native = [step.model_dump(exclude_none=True) for step in answer.steps or ()]
+        thoughts = [part["text"] for step in native if step["type"] == "thought" for part in step.get("summary") or ()]
+        texts = [part["text"] for step in native if step["type"] == "model_output" for part in step["content"]]
+        calls = [step for step in native if step["type"] == "function_call"]
+        usage = answer.usage
+        return Seen(
+            id=answer.id,
+            model=answer.model,
+            text="".join(texts),
+            reasoning="".join(thoughts) if thoughts else None,
+            calls=tuple((call["name"], call["arguments"]) for call in calls),
+            call_ids=tuple(call["id"] for call in calls),
+            finish=answer.status,
+            prompt_tokens=usage.total_input_tokens,
+            cached_tokens=usage.total_cached_tokens or 0,
+            completion_tokens=usage.total_output_tokens + (usage.total_thought_tokens or 0),
+            reasoning_tokens=usage.total_thought_tokens if thoughts else None,
+            native=native,
+        )
+
+    async def _streamed(self, request: dict[str, Any]) -> tuple[list[Any], Any]:
+        """The steps, and the interaction as the last event has it."""
+        native: list[Any] = []
+        arguments = ""
+        async for event in await self._client.interactions.create(**request, stream=True):
+            match event.event_type:
+                case "step.start":
+                    assert event.index == len(native)
+                    native.append(event.step.model_dump(exclude_none=True))
+                    arguments = ""
+                case "step.delta":
+                    step, delta = native[event.index], event.delta
+                    match delta.type:
+                        case "text":
+                            _longer(step, "content", delta.text)
+                        case "thought_summary":
+                            _longer(step, "summary", delta.content.text)
+                        case "thought_signature":
+                            step["signature"] = delta.signature
+                        case "arguments_delta":
+                            arguments += delta.arguments
+                case "step.stop":
+                    if native[event.index]["type"] == "function_call":
+                        native[event.index]["arguments"] = json.loads(arguments)
+                case "interaction.completed":
+                    return native, event.interaction
+        raise AssertionError("the stream had no end")
+
+
+def _longer(step: dict[str, Any], field: str, text: str) -> None:
+    """Add to the step's one text."""
+    [part] = step.setdefault(field, [{"type": "text", "text": ""}])
+    part["text"] += text

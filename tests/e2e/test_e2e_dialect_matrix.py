@@ -13,7 +13,7 @@ from model_engines import CALLS, THOUGHT, model_engines
 from smg_grpc_proto.generated import vllm_engine_pb2
 from speakers import TOOLS, Asked, Results, Seen, Speaker
 from speakers_anthropic import Anthropic
-from speakers_google import Gemini
+from speakers_google import Gemini, Interactions
 from speakers_ollama import Ollama
 from speakers_openai import Chat, Responses
 from stack import Stack
@@ -26,6 +26,7 @@ SPEAKERS: Mapping[str, Callable[[str], Speaker]] = {
     "responses": Responses,
     "anthropic": Anthropic,
     "gemini": Gemini,
+    "interactions": Interactions,
     "ollama": Ollama,
 }
 """By dialect, made with the gateway's URL."""
