@@ -160,7 +160,13 @@ class PartReader:
         for index, content in enumerate(contents):
             role: _Role = "assistant" if content.role == "model" else "user"
             given = content.parts
-            if type(given) is list and len(given) == 1 and (text := given[0].text) and given[0] == type(given[0])(text):
+            if (
+                type(given) is list
+                and len(given) == 1
+                and self._left > 0
+                and (text := given[0].text)
+                and given[0] == type(given[0])(text)
+            ):
                 self._left -= 1
                 parts: list[Part] = [Text(text)]
             else:
