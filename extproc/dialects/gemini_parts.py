@@ -157,20 +157,23 @@ class PartReader:
         turns: list[Turn] = []
         last: _Role | None = None
         said: list[Part] = []
+        left = self._left
         for index, content in enumerate(contents):
             role: _Role = "assistant" if content.role == "model" else "user"
             given = content.parts
             if (
                 type(given) is list
                 and len(given) == 1
-                and self._left > 0
-                and (text := given[0].text)
-                and given[0] == type(given[0])(text)
+                and left > 0
+                and (text := (part := given[0]).text)
+                and part == type(part)(text)
             ):
-                self._left -= 1
+                left -= 1
                 parts: list[Part] = [Text(text)]
             else:
+                self._left = left
                 parts = self.parts(content, role, f"contents[{index}]")
+                left = self._left
             if role != last:
                 if last is not None:
                     turns.append(Turn(last, (said[0],)) if len(said) == 1 else _turn(last, said))
@@ -180,6 +183,7 @@ class PartReader:
                 said += parts
         if last is not None:
             turns.append(_turn(last, said))
+        self._left = left
         return turns
 
     def parts(self, content: Content | PlainContent, role: _Role | Literal["system"], path: str) -> list[Part]:
