@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from free_ports import free_port
 from stack import INSTANT, Stack, running_stack
 
 from extproc.simulator.faults import Break, Faults
@@ -42,28 +41,23 @@ FAULTS: Mapping[str, Faults] = {
 @contextlib.asynccontextmanager
 async def model_engines(binary: Path, folder: Path) -> AsyncIterator[Stack]:
     """The stack, with nothing left in it at the end."""
-    specs, pools = [], []
-    for model, (text, tools) in SAYS.items():
-        spec = EngineSpec(**INSTANT, **_named(model), answers=Answers.SCRIPT, texts=(text,))
-        specs.append(spec)
-        pools.append(_pool(spec, **({"chat_template": str(TOOLS_TEMPLATE)} if tools else {})))
-    for model, faults in FAULTS.items():
-        spec = EngineSpec(
-            prefill_tokens_per_s=0.0, decode_step_s=0.01, **_named(model), answers=Answers.NATURAL, faults=faults
-        )
-        specs.append(spec)
-        pools.append(_pool(spec))
-    spec = EngineSpec(**INSTANT, **_named(EMBEDS), embedding_dimensions=8)
-    specs.append(spec)
-    pools.append(_pool(spec))
-    async with running_stack(binary, folder, specs=specs, settings={"pools": pools}) as stack:
+    specs = [
+        EngineSpec(**INSTANT, model=model, answers=Answers.SCRIPT, texts=(text,)) for model, (text, _) in SAYS.items()
+    ]
+    specs += [
+        EngineSpec(prefill_tokens_per_s=0.0, decode_step_s=0.01, model=model, answers=Answers.NATURAL, faults=faults)
+        for model, faults in FAULTS.items()
+    ]
+    specs.append(EngineSpec(**INSTANT, model=EMBEDS, embedding_dimensions=8))
+
+    def pools(addresses: list[str]) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = []
+        for spec, address in zip(specs, addresses, strict=True):
+            pool: dict[str, Any] = {"name": spec.model, "models": [spec.model], "workers": [address]}
+            _, tools = SAYS.get(spec.model, ("", False))
+            made.append({**pool, "chat_template": str(TOOLS_TEMPLATE)} if tools else pool)
+        return made
+
+    async with running_stack(binary, folder, specs=specs, pools=pools) as stack:
         yield stack
         await stack.nothing_left()
-
-
-def _named(model: str) -> dict[str, Any]:
-    return {"listen": f"127.0.0.1:{free_port()}", "model": model}
-
-
-def _pool(spec: EngineSpec, **more: Any) -> dict[str, Any]:
-    return {"name": spec.model, "models": [spec.model], "workers": [spec.listen], **more}

@@ -145,9 +145,13 @@ async def running_stack(
     specs: list[EngineSpec] | None = None,
     settings: dict[str, Any] | None = None,
     pool: dict[str, Any] | None = None,
+    pools: Callable[[list[str]], list[dict[str, Any]]] | None = None,
     transport: TransportName = "ngh2",
 ) -> AsyncIterator[Stack]:
-    """Two engines that answer at once, or those of `specs`. `settings` and `pool`: parts of the configuration."""
+    """Two engines that answer at once, or those of `specs`. `settings` and `pool`: parts of the configuration.
+
+    `pools` makes others than the one pool, of the engines' addresses in the order of `specs`.
+    """
     engines = await start_engines(specs if specs is not None else [EngineSpec(**INSTANT) for _ in range(2)])
     http_port, admin_port = free_port(), free_port()
     values: dict[str, Any] = {
@@ -168,6 +172,8 @@ async def running_stack(
         "debug": {"clients": ["127.0.0.0/8"]},
         "health": {"interval_s": 0.1, "timeout_s": 2.0},
     }
+    if pools is not None:
+        values["pools"] = pools([engine.address for engine in engines])
     for key, value in (settings or {}).items():
         values[key] = {**values[key], **value} if isinstance(values.get(key), dict) else value
     values["envoy"] = {"directory": str(folder / "xds"), **values.get("envoy", {})}

@@ -16,7 +16,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from free_ports import free_port
 from model_engines import TOOLS_TEMPLATE
 from sdks import environments
 from stack import INSTANT, running_stack
@@ -63,19 +62,18 @@ async def test_an_sdk_passes_its_own_tests_but_for_those_that_are_explained(
 ) -> None:
     plan = PLAN[package]
     specs = [
-        EngineSpec(**INSTANT, listen=f"127.0.0.1:{free_port()}", answers=Answers.SCRIPT, texts=("So.</think>Hello.",)),
-        EngineSpec(**INSTANT, listen=f"127.0.0.1:{free_port()}", embedding_dimensions=8),
+        EngineSpec(**INSTANT, answers=Answers.SCRIPT, texts=("So.</think>Hello.",)),
+        EngineSpec(**INSTANT, embedding_dimensions=8),
     ]
-    pools = [
-        {
-            "name": "chat",
-            "models": plan["models"],
-            "workers": [specs[0].listen],
-            "chat_template": str(TOOLS_TEMPLATE),
-        },
-        {"name": "embedding", "models": plan["embedding_models"] or ["embedding"], "workers": [specs[1].listen]},
-    ]
-    async with running_stack(envoy_binaries["1.40"], tmp_path, specs=specs, settings={"pools": pools}) as stack:
+
+    def pools(addresses: list[str]) -> list[dict[str, Any]]:
+        chat, embedding = addresses
+        return [
+            {"name": "chat", "models": plan["models"], "workers": [chat], "chat_template": str(TOOLS_TEMPLATE)},
+            {"name": "embedding", "models": plan["embedding_models"] or ["embedding"], "workers": [embedding]},
+        ]
+
+    async with running_stack(envoy_binaries["1.40"], tmp_path, specs=specs, pools=pools) as stack:
         base_url = f"http://127.0.0.1:{stack.http_port}" + ("/v1" if package == "openai" else "")
         passed = await outcomes(package, base_url, tmp_path / "results.xml")
     explained = set()
