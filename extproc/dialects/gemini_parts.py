@@ -17,6 +17,7 @@ from extproc.dialects.gemini_signatures import read_signature
 from extproc.dialects.json_body import BodyLimits, free_object, invalid
 from extproc.dialects.opaque_blobs import BadBlobError
 from extproc.dialects.openai_chat_fields import Losses, judge
+from extproc.dialects.waiting_calls import WaitingCalls
 from extproc.ir import Json, Media, Opaque, Part, Reasoning, RequestError, Text, ToolCall, ToolResult, Turn
 
 __all__ = ["Content", "PartReader", "PlainContent"]
@@ -146,7 +147,7 @@ class PartReader:
         self._limits = limits
         self._left = limits.max_messages
         self._calls = 0
-        self._waiting: dict[str, str] = {}  # names of the functions that were called, by id
+        self._waiting = WaitingCalls()
         self._plain = ContentPart()  # what a part with nothing but a text is equal to; to make one takes longer
 
     def turns(self, contents: Sequence[Content | PlainContent]) -> list[Turn]:
@@ -267,7 +268,7 @@ class PartReader:
             raise _misplaced("functionCall", "model", path)
         call_id = call.id or f"call_{self._calls}"
         self._calls += 1
-        self._waiting[call_id] = call.name
+        self._waiting.add(call_id, call.name)
         return ToolCall(call_id=call_id, name=call.name, arguments=_arguments(call, path), opaque=opaque)
 
     def _response(self, given: FunctionResponse, role: str, path: str) -> ToolResult:
@@ -278,20 +279,15 @@ class PartReader:
             if raw is not UNSET:
                 kind = f"functionResponse.{camel(name)}"
                 judge(f"{path}.{camel(name)}", raw, RESPONSE_RULES[name], self._losses, self._limits, kind=kind)
-        waiting = self._waiting
-        call_id = given.id
-        if not call_id or call_id not in waiting:
-            # Results without ids answer the calls of their function in order.
-            call_id = next((each for each, name in waiting.items() if name == given.name), None)
-        if call_id is None:
+        answered = self._waiting.take(given.id, given.name)
+        if answered is None:
             raise invalid(
                 f"'{path}' is of the function {given.name[:_SHOWN_CHARS]!r}, which has not been called before it.",
                 path,
                 "invalid_value",
             )
-        del waiting[call_id]
         parts, is_error = self._result(given, path)
-        return ToolResult(call_id=call_id, parts=parts, name=given.name, is_error=is_error)
+        return ToolResult(call_id=answered[0], parts=parts, name=given.name, is_error=is_error)
 
     def _result(self, given: FunctionResponse, path: str) -> tuple[tuple[Text | Media | Json, ...], bool]:
         """What the function gave, and whether that is an error: `output` and `error` are names with a meaning."""

@@ -25,6 +25,7 @@ from extproc.dialects.ollama_fields import BODY_RULES, NO_OPTION, OPTION_REASONS
 from extproc.dialects.openai_chat_fields import Losses, judge
 from extproc.dialects.openai_chat_messages import listed
 from extproc.dialects.openai_tools import tools_of
+from extproc.dialects.waiting_calls import WaitingCalls
 from extproc.ir import (
     ChatRequest,
     Media,
@@ -147,7 +148,7 @@ def parse_chat(body: bytes, limits: BodyLimits) -> ChatRequest:
             f"Too many messages: at most {limits.max_messages} are allowed.", "messages", "array_above_max_length"
         )
     losses: Losses = {}
-    waiting: dict[str, str] = {}
+    waiting = WaitingCalls()
     turns = tuple([_turn(message, index, waiting) for index, message in enumerate(asked.messages)])
     tools: tuple[ToolDef, ...] = ()
     if asked.tools is not UNSET and bytes(asked.tools) != b"null":
@@ -194,8 +195,8 @@ def _request(
     )
 
 
-def _turn(message: _Message, index: int, waiting: dict[str, str]) -> Turn:
-    """`waiting`: names of the functions whose results are to come, by the ids of their calls."""
+def _turn(message: _Message, index: int, waiting: WaitingCalls) -> Turn:
+    """`waiting`: calls before it whose results are to come."""
     content = message.content or ""
     if message.role == "tool":
         return Turn("tool", (_result(message, content, index, waiting),))
@@ -215,7 +216,7 @@ def _turn(message: _Message, index: int, waiting: dict[str, str]) -> Turn:
     return Turn(message.role, tuple(parts))
 
 
-def _call(call: _Call, path: str, own_id: str, waiting: dict[str, str]) -> ToolCall:
+def _call(call: _Call, path: str, own_id: str, waiting: WaitingCalls) -> ToolCall:
     function = call.function
     arguments = "{}" if function.arguments is UNSET else bytes(function.arguments).decode()
     if arguments == "null":
@@ -224,23 +225,21 @@ def _call(call: _Call, path: str, own_id: str, waiting: dict[str, str]) -> ToolC
         place = f"{path}.function.arguments"
         raise invalid(f"Invalid type for '{place}': expected an object.", place, "invalid_type")
     call_id = call.id or own_id
-    waiting[call_id] = function.name
+    waiting.add(call_id, function.name)
     return ToolCall(call_id=call_id, name=function.name, arguments=arguments)
 
 
-def _result(message: _Message, content: str, index: int, waiting: dict[str, str]) -> ToolResult:
+def _result(message: _Message, content: str, index: int, waiting: WaitingCalls) -> ToolResult:
     """Results have no ids in older clients, some not even a name: then they answer the calls in order."""
     name = message.tool_name or message.name
-    call_id = message.tool_call_id
-    if not call_id or call_id not in waiting:
-        call_id = next((each for each, called in waiting.items() if name in (None, called)), None)
-    if call_id is None:
+    answered = waiting.take(message.tool_call_id, name)
+    if answered is None:
         raise invalid(
             f"'messages[{index}]' is the result of a tool that has not been called before it.",
             f"messages[{index}]",
             "invalid_value",
         )
-    called = waiting.pop(call_id)
+    call_id, called = answered
     return ToolResult(call_id=call_id, parts=(Text(content),), name=name or called)
 
 
