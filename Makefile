@@ -47,7 +47,7 @@ test-engines: $(BIN)/made-for-tests
 	$(BIN)/pytest -m engines tests/engines_real $(ARGS)
 
 test-sdks: $(BIN)/made-for-tests
-	$(BIN)/pytest -m sdks tests/e2e/test_e2e_sdks.py $(ARGS)
+	$(BIN)/pytest -m sdks tests/e2e $(ARGS)
 
 # SMG has an environment of its own, as it brings its own versions of grpcio and protobuf.
 SMG_VERSION := 1.13.0
