@@ -9,12 +9,26 @@ import msgspec
 
 from extproc.engines.base import Engine
 from extproc.gateway.http_target import HttpTarget
-from extproc.ir import UNSET, ChatRequest, ErrorInfo, ErrorKind, Part, RequestError, Sampling, Text, ToolResult
+from extproc.ir import (
+    UNSET,
+    ChatRequest,
+    ErrorInfo,
+    ErrorKind,
+    Part,
+    RequestError,
+    Sampling,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 from extproc.output.parsers import Parsers, choose_parsers
 from extproc.routing.pool import Pool, no_worker
 from extproc.tokens.model import ModelTokens
 
 _log = logging.getLogger(__name__)
+
+_MOST_ARGUMENTS = 1 << 20
+"""Characters, which are parsed and rendered in about 20 ms."""
 
 
 class Backend:
@@ -103,8 +117,10 @@ class Backend:
     def check_size(self, chat: ChatRequest) -> None:
         """Raises RequestError (CONTEXT_LENGTH) for a text that no number of tokens within the context can hold.
 
-        Tokenizing tens of megabytes takes hundreds, so what is hopeless is refused before.
+        Tokenizing tens of megabytes takes hundreds, so what is hopeless is refused before. Also (INVALID_REQUEST) for
+        calls whose arguments are too much JSON: templates take them as objects.
         """
+        _check_calls(chat)
         context = self.context_tokens
         longest = self.ready_tokens().longest_token_bytes
         if context is None or not longest:
@@ -168,6 +184,20 @@ def _not_over_http(message: str) -> RequestError:
             code="unsupported_operation",
         )
     )
+
+
+def _check_calls(chat: ChatRequest) -> None:
+    calls = [part for turn in chat.turns if turn.role == "assistant" for part in turn.parts if type(part) is ToolCall]
+    size = sum([len(call.arguments) for call in calls])
+    if size > _MOST_ARGUMENTS:
+        raise RequestError(
+            ErrorInfo(
+                kind=ErrorKind.INVALID_REQUEST,
+                message=f"The arguments of all tool calls together have {size} characters: at most {_MOST_ARGUMENTS} "
+                "are allowed in a conversation.",
+                code="string_above_max_length",
+            )
+        )
 
 
 def _no_token(token_id: int, field: str, vocabulary: int) -> RequestError:

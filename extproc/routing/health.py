@@ -100,7 +100,8 @@ class HealthChecks:
 
     def _set(self, ranks: list[Worker], state: WorkerState) -> None:
         log = _log.info if state is WorkerState.READY else _log.warning
-        for worker in ranks:
-            named = "" if worker.label == worker.address else f" at {worker.address}"
-            log("worker %s%s is %s", worker.label, named, state.value)
-            worker.state = state
+        with self._members.together():
+            for worker in ranks:
+                named = "" if worker.label == worker.address else f" at {worker.address}"
+                log("worker %s%s is %s", worker.label, named, state.value)
+                worker.state = state

@@ -8,7 +8,8 @@ left is a new `Worker`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Protocol
 
@@ -71,6 +72,8 @@ class Membership:
         self._clock = clock
         self._observers: list[Observer] = []
         self.workers: tuple[Worker, ...] = ()
+        self._changing = 0  # how many `together` are under way
+        self._changed = False  # since the first of them
         self.candidates: tuple[Worker, ...] = ()
         """Workers that may be chosen now, each worth a full share."""
         self.warming: tuple[Worker, ...] = ()
@@ -115,6 +118,18 @@ class Membership:
         for observer in self._observers:
             observer.restarted(worker)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Several workers change: who may be chosen is found out once, at the end. Engines have up to 1,024 ranks."""
+        self._changing += 1
+        try:
+            yield
+        finally:
+            self._changing -= 1
+            if self._changed and not self._changing:
+                self._changed = False
+                self._refresh()
+
     def thinned(self) -> Sequence[Worker]:
         """Candidates, those in their slow start only as often as they are warm; for when there is any."""
         now_s = self._clock()
@@ -147,16 +162,19 @@ class Membership:
                     resilience.breaker_failures, resilience.breaker_open_s, self._call_later, self._refresh
                 )
             worker.watch(self._refresh)
-        self._set((*self.workers, *new))
-        for observer in self._observers:
-            for worker in new:
-                observer.joined(worker)
+        with self.together():
+            self._set((*self.workers, *new))
+            for observer in self._observers:
+                for worker in new:
+                    observer.joined(worker)
 
     def _remove(self, gone: list[Worker]) -> None:
-        for worker in gone:
-            worker.draining = True
-            _release(worker)
-        self._set(tuple([worker for worker in self.workers if worker not in gone]))
+        left = set(gone)
+        with self.together():
+            for worker in gone:
+                worker.draining = True
+                _release(worker)
+            self._set(tuple([worker for worker in self.workers if worker not in left]))
         for observer in self._observers:
             for worker in gone:
                 observer.left(worker)
@@ -171,6 +189,9 @@ class Membership:
 
     def _refresh(self) -> None:
         """Who may be chosen has changed, or may have."""
+        if self._changing:
+            self._changed = True
+            return
         before = set(self.candidates)
         candidates = tuple([worker for worker in self.workers if worker.selectable])
         if self._resilience.slow_start_s:

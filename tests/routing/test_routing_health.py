@@ -101,3 +101,13 @@ async def test_nobody_asks_one_that_has_left(engines: Engines, members: Membersh
     asked = engines.asked[A]
     await engines.checks(b, 5)
     assert engines.asked[A] == asked
+
+
+async def test_who_may_be_chosen_is_found_out_once_for_all_ranks(engines: Engines, members: Membership) -> None:
+    changes: list[int] = []
+    members.candidates_changed = lambda: changes.append(len(members.candidates))
+    engines.verdicts[A] = Verdict.HEALTHY
+    members.update([WorkerSpec(A, "a", ranks=1024)])
+    await engines.until(lambda: members.workers[0].state is WorkerState.READY)
+    members.update([])
+    assert changes == [0, 1024, 0]
