@@ -6,14 +6,14 @@ import subprocess
 import sys
 
 from extproc.envoyconfig import names
-from extproc.gateway import request
+from extproc.gateway import headers
 
 
 def test_the_gateway_writes_the_headers_that_envoy_reads() -> None:
-    assert request.POOL == names.POOL_HEADER
-    assert request.DESTINATION == names.DESTINATION_HEADER
-    assert request.DEBUG == names.DEBUG_HEADER
-    assert {request.DECISION, request.LOSSES} <= set(names.STRIPPED_HEADERS)
+    assert headers.POOL == names.POOL_HEADER
+    assert headers.DESTINATION == names.DESTINATION_HEADER
+    assert headers.DEBUG == names.DEBUG_HEADER
+    assert {headers.DECISION, headers.LOSSES} <= set(names.STRIPPED_HEADERS)
 
 
 def test_whoever_writes_no_configuration_does_not_pay_for_its_messages() -> None:
