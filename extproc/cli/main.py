@@ -42,8 +42,8 @@ def extproc(
 ) -> None:
     """An Envoy external processor that turns an Envoy into an LLM gateway.
 
-    Clients speak OpenAI's API to Envoy. The processor renders the chat template, tokenizes, chooses a worker and sends
-    the engine a ready gRPC request; Envoy does everything else.
+    Clients speak OpenAI's, Anthropic's, Gemini's or Ollama's API to Envoy. The processor renders the chat template,
+    tokenizes, chooses a worker and sends the engine a ready gRPC request; Envoy does everything else.
 
     To look around:
 
