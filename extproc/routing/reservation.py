@@ -172,7 +172,7 @@ class Reservation:
         if prefixes is not None and facts.hashes is not None:
             # What its KV events say that it holds need not be guessed, and forgotten again.
             self._told = facts.precise.get(worker, 0) // facts.block_tokens if worker in prefixes.with_events else 0
-            self._known = prefixes.sent(worker, facts.hashes[self._told :])
+            self._known = prefixes.sent(worker, facts.hashes[self._told :] if self._told else facts.hashes)
 
     def _give_back(self, *, served: bool) -> None:
         worker = self.worker

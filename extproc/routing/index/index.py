@@ -194,6 +194,8 @@ class PrefixIndex:
         """
         if not slot.open:
             return len(hashes)
+        if len(hashes) <= _ADDED_AT_ONCE:
+            return self._add(slot, hashes)
         known = self._add(slot, hashes[:_ADDED_AT_ONCE])
         rest = hashes[_ADDED_AT_ONCE:]
         if rest:

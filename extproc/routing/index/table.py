@@ -36,6 +36,7 @@ _GROW_AT = 0.55  # of the cells used
 _AIM_AT_MOST = 0.42  # of the new table's cells used
 _NEVER_OVER = 0.9  # of the cells used; growth that is behind is then finished at once
 _FEW = 64  # hashes; fewer are cheaper one by one
+_REMEMBERED = 64  # prompts
 _LOOKED_AT_FIRST = 8  # hashes; where a prompt is new, its first one tells that
 _FIRST_READ = 512  # hashes; prompts that nobody knows end here
 _LOOKED_UP = 1 << 14  # hashes at once: 0.5 ms
@@ -57,6 +58,12 @@ def as_vector(hashes: Sequence[int]) -> _Keys:
     if isinstance(hashes, array):
         return np.frombuffer(hashes, np.uint64)
     return np.array(hashes, np.uint64)
+
+
+def _runs_of(base: int, precise: _Numbers, guess: _Numbers) -> Iterator[tuple[int, int, int]]:
+    starts = np.flatnonzero((precise[1:] != precise[:-1]) | (guess[1:] != guess[:-1])) + 1
+    yield base, int(precise[0]), int(guess[0])
+    yield from zip((starts + base).tolist(), precise[starts].tolist(), guess[starts].tolist(), strict=True)
 
 
 def _pages(size_bytes: int) -> mmap.mmap:
@@ -157,16 +164,19 @@ class _Cells:
 class Table:
     """Block hash → (number in the column PRECISE, number in the column GUESS); 0 in both for what is not there."""
 
-    __slots__ = ("_cells", "_growing", "_old", "_push", "_smallest", "_toucher", "growths")
+    __slots__ = ("_cells", "_growing", "_looked_up", "_old", "_places", "_push", "_smallest", "_toucher", "growths")
 
     def __init__(self, smallest_cells: int = SMALLEST_CELLS) -> None:
         """`smallest_cells`: a power of two."""
         self._smallest = smallest_cells
         self._cells = _Cells(smallest_cells)
+        self._cells.touch()  # now, and not in the first requests
         self._old: _Cells | None = None
         self._growing: Iterator[int] | None = None
         self._push = 0.0  # insertions that growth is behind
         self._toucher: Thread | None = None
+        self._looked_up: dict[int, Sequence[int]] = {}
+        self._places: dict[int, tuple[Sequence[int], _Cells, _Places]] = {}
         self.growths = 0  # begun
 
     @property
@@ -193,14 +203,39 @@ class Table:
         if len(hashes) < _FEW:
             yield from self._runs_of_few(hashes[_LOOKED_AT_FIRST:], _LOOKED_AT_FIRST)
             return
+        places = self._remembered(hashes)
+        if places is not None:
+            one, other = self._cells.columns
+            yield from _runs_of(0, one[places], other[places])
+            return
         vector = as_vector(hashes)
         base, size = _LOOKED_AT_FIRST, _FIRST_READ
         while base < len(vector):
-            precise, guess = self._read(vector[base : base + size])
-            starts = np.flatnonzero((precise[1:] != precise[:-1]) | (guess[1:] != guess[:-1])) + 1
-            yield base, int(precise[0]), int(guess[0])
-            yield from zip((starts + base).tolist(), precise[starts].tolist(), guess[starts].tolist(), strict=True)
+            yield from _runs_of(base, *self._read(vector[base : base + size]))
             base, size = base + size, _LOOKED_UP
+        self._remember(hashes)
+
+    def _remembered(self, hashes: Sequence[int]) -> _Places | None:
+        """Where all of these are, if they were looked up before: cells never move but into another table."""
+        kept = self._places.get(id(hashes))
+        if kept is None or kept[0] is not hashes or kept[1] is not self._cells or self._old:
+            return None
+        return kept[2]
+
+    def _remember(self, hashes: Sequence[int]) -> None:
+        """Of a prompt that was looked up whole for the second time: the same array is given to us again."""
+        if self._old or len(hashes) > _LOOKED_UP:
+            return
+        if self._looked_up.get(id(hashes)) is not hashes:
+            if len(self._looked_up) >= _REMEMBERED:
+                del self._looked_up[next(iter(self._looked_up))]
+            self._looked_up[id(hashes)] = hashes  # which keeps its id its own
+            return
+        places = self._cells.find(as_vector(hashes))
+        if not (places < 0).any():
+            if len(self._places) >= _REMEMBERED:
+                del self._places[next(iter(self._places))]
+            self._places[id(hashes)] = (hashes, self._cells, places)
 
     def _runs_of_few(self, hashes: Sequence[int], start: int = 0) -> Iterator[tuple[int, int, int]]:
         """Hot, as `_edit_few`."""
@@ -258,6 +293,15 @@ class Table:
         """
         if len(hashes) < _FEW:
             return self._edit_few(column, hashes, change)
+        places = self._remembered(hashes)
+        if places is not None:
+            numbers = self._cells.columns[column][places]
+            before = int(numbers[0])
+            if (numbers == before).all():
+                after = change(before)
+                if after != before:
+                    self._cells.columns[column][places] = after
+                return [(before, len(hashes))]
         vector = as_vector(hashes)
         runs: Runs = []
         for base in range(0, len(vector), _LOOKED_UP):
@@ -397,6 +441,7 @@ class Table:
                 yield 0
             self._toucher = None
         self._cells, self._old = fresh, full
+        self._places.clear()
         self._push = 0.0
         for start in range(0, full.size, _MOVED):
             part = slice(start, start + _MOVED)
