@@ -31,7 +31,7 @@ Column = int
 PRECISE: Column = 0
 GUESS: Column = 1
 
-SMALLEST_CELLS = 1 << 19  # 8 MB; growing costs more than being large
+SMALLEST_CELLS = 1 << 20  # 16 MB; growing costs more than being large
 _GROW_AT = 0.55  # of the cells used
 _AIM_AT_MOST = 0.42  # of the new table's cells used
 _NEVER_OVER = 0.9  # of the cells used; growth that is behind is then finished at once
@@ -42,7 +42,7 @@ _FIRST_READ = 512  # hashes; prompts that nobody knows end here
 _LOOKED_UP = 1 << 14  # hashes at once: 0.5 ms
 _MOVED = 4096  # cells at once: 0.15 ms
 _TOUCHED_HERE = 1 << 16  # cells, 1 MB; more are touched by a thread
-_MOVED_AN_INSERTION = 2.5  # cells of the old table: done before the new one is 0.7 full
+_MOVED_AN_INSERTION = 8  # cells of the old table: while there are two, everything costs twice as much
 _RELEASED_BYTES = 1 << 22  # at once: 64 MB can take the kernel 13 ms
 _SAMPLE = 1 << 14  # cells looked at to tell how many are of nobody
 
