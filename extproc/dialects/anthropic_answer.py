@@ -16,9 +16,10 @@ from extproc.dialects.anthropic_errors import JSON_TYPE, error_body
 from extproc.dialects.base import AnswerIdentity
 from extproc.dialects.opaque_blobs import OWN, write_opaque, write_text
 from extproc.ir import (
+    ABORTED,
+    TRUNCATED,
     ChatRequest,
     ErrorInfo,
-    ErrorKind,
     Event,
     Finish,
     FinishReason,
@@ -61,11 +62,6 @@ _REASONS = {
     FinishReason.CONTENT_FILTER: "refusal",
     FinishReason.REFUSAL: "refusal",
 }
-
-_ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave up the request.", code="engine_aborted")
-_TRUNCATED = ErrorInfo(
-    kind=ErrorKind.BAD_GATEWAY, message="The engine's answer ended before it was complete.", code="stream_truncated"
-)
 
 
 class MessageStream:
@@ -124,7 +120,7 @@ class MessageStream:
             return b""
         finish = self._finish
         if finish is None:
-            return self.error(_TRUNCATED)
+            return self.error(TRUNCATED)
         pieces: list[bytes] = []
         self._close(pieces)
         ending = _ending(finish, self._refused, usage, self._request)
@@ -161,7 +157,7 @@ class MessageStream:
             case OpaqueDelta():
                 self._blob(event.opaque, pieces)
             case Finish(reason=FinishReason.ABORT):
-                pieces.append(self.error(_ABORTED))
+                pieces.append(self.error(ABORTED))
             case Finish():
                 self._finish = event
 
@@ -228,9 +224,9 @@ class MessageWhole:
         """The body. Raises RequestError where the answer was aborted or never finished."""
         finish = self._finish
         if finish is None:
-            raise RequestError(_TRUNCATED)
+            raise RequestError(TRUNCATED)
         if finish.reason is FinishReason.ABORT:
-            raise RequestError(_ABORTED)
+            raise RequestError(ABORTED)
         self._close()
         message = _message(self._identity, self._blocks, _usage(usage))
         return _json(message | _ending(finish, self._refused, usage, self._request))

@@ -14,9 +14,10 @@ from extproc.dialects.base import AnswerIdentity
 from extproc.dialects.gemini_answer_parts import NOTHING, LogprobSum, PartWriter, logprobs_json
 from extproc.dialects.gemini_errors import JSON_TYPE, error_body
 from extproc.ir import (
+    ABORTED,
+    TRUNCATED,
     ChatRequest,
     ErrorInfo,
-    ErrorKind,
     Event,
     Finish,
     FinishReason,
@@ -38,11 +39,6 @@ _REASONS = {
     FinishReason.CONTENT_FILTER: "SAFETY",
     FinishReason.REFUSAL: "STOP",
 }
-
-_ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave up the request.", code="engine_aborted")
-_TRUNCATED = ErrorInfo(
-    kind=ErrorKind.BAD_GATEWAY, message="The engine's answer ended before it was complete.", code="stream_truncated"
-)
 
 
 class GeminiStream:
@@ -93,7 +89,7 @@ class GeminiStream:
                     pieces += (self._text_head, _json(event.text), self._text_tails[event.choice])
             elif type(event) is Finish:
                 if event.reason is FinishReason.ABORT:
-                    pieces.append(self._error(_ABORTED))
+                    pieces.append(self._error(ABORTED))
                     break
                 self._finishes[event.choice] = event
             else:
@@ -106,7 +102,7 @@ class GeminiStream:
         if self._broken:
             return b""
         if len(self._finishes) < len(self._parts):
-            return self.error(_TRUNCATED)
+            return self.error(TRUNCATED)
         candidates = []
         for index, parts in enumerate(self._parts):
             rest = b",".join(parts.rest() or [NOTHING])
@@ -226,9 +222,9 @@ class GeminiWhole:
         for index, candidate in enumerate(self._candidates):
             finish = candidate.finish
             if finish is None:
-                raise RequestError(_TRUNCATED)
+                raise RequestError(TRUNCATED)
             if finish.reason is FinishReason.ABORT:
-                raise RequestError(_ABORTED)
+                raise RequestError(ABORTED)
             candidates.append(candidate.body(finish, index))
         return b'{"candidates":[%b],"usageMetadata":%b,%b}' % (b",".join(candidates), _usage(usage), self._identity)
 

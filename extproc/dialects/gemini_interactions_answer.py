@@ -16,9 +16,10 @@ from extproc.dialects.gemini_errors import JSON_TYPE, status_name
 from extproc.dialects.gemini_signatures import opaque_signature, text_signature
 from extproc.dialects.ollama_models import timestamp
 from extproc.ir import (
+    ABORTED,
+    TRUNCATED,
     ChatRequest,
     ErrorInfo,
-    ErrorKind,
     Event,
     Finish,
     FinishReason,
@@ -53,11 +54,6 @@ _STATUSES = {
     FinishReason.CONTENT_FILTER: "failed",
     FinishReason.REFUSAL: "completed",
 }
-
-_ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave up the request.", code="engine_aborted")
-_TRUNCATED = ErrorInfo(
-    kind=ErrorKind.BAD_GATEWAY, message="The engine's answer ended before it was complete.", code="stream_truncated"
-)
 
 
 class InteractionStream:
@@ -111,7 +107,7 @@ class InteractionStream:
         if self._broken:
             return b""
         if self._finish is None:
-            return self.error(_TRUNCATED)
+            return self.error(TRUNCATED)
         pieces: list[bytes] = []
         self._close(pieces)
         last = _interaction(self._identity, _status(self._finish, self._called)) | {"usage": _usage(usage)}
@@ -141,7 +137,7 @@ class InteractionStream:
             case OpaqueDelta():
                 self._sign(event.opaque, pieces)
             case Finish(reason=FinishReason.ABORT):
-                pieces.append(self.error(_ABORTED))
+                pieces.append(self.error(ABORTED))
             case Finish():
                 self._finish = event
 
@@ -216,9 +212,9 @@ class InteractionWhole:
         """The body. Raises RequestError where the answer was aborted or never finished."""
         finish = self._finish
         if finish is None:
-            raise RequestError(_TRUNCATED)
+            raise RequestError(TRUNCATED)
         if finish.reason is FinishReason.ABORT:
-            raise RequestError(_ABORTED)
+            raise RequestError(ABORTED)
         self._close()
         interaction = _interaction(self._identity, _status(finish, self._called))
         return _json(interaction | {"steps": self._steps, "usage": _usage(usage)})

@@ -18,9 +18,10 @@ from extproc.dialects.base import AnswerIdentity
 from extproc.dialects.ollama_errors import JSON_TYPE, error_body
 from extproc.dialects.ollama_models import timestamp
 from extproc.ir import (
+    ABORTED,
+    TRUNCATED,
     ChatRequest,
     ErrorInfo,
-    ErrorKind,
     Event,
     Finish,
     FinishReason,
@@ -40,10 +41,6 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 _LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
 _LINE_END = b"\n"
 
-_ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave up the request.", code="engine_aborted")
-_TRUNCATED = ErrorInfo(
-    kind=ErrorKind.BAD_GATEWAY, message="The engine's answer ended before it was complete.", code="stream_truncated"
-)
 
 Clock = Callable[[], int]
 """Nanoseconds since any time."""
@@ -96,7 +93,7 @@ class OllamaStream:
         if self._broken:
             return b""
         if self._finish is None:
-            return self.error(_TRUNCATED)
+            return self.error(TRUNCATED)
         nothing = self._text_head + b'""' + (b"}," if self._chat else b",")
         return nothing + _ending(self._finish, usage, self._times) + _LINE_END
 
@@ -125,7 +122,7 @@ class OllamaStream:
                 call = _json([_called(self._call, event)])
                 pieces += (self._text_head, b'"","tool_calls":', call, self._text_tail)
             case Finish(reason=FinishReason.ABORT):
-                pieces.append(self.error(_ABORTED))
+                pieces.append(self.error(ABORTED))
             case Finish():
                 self._finish = event
 
@@ -174,9 +171,9 @@ class OllamaWhole:
         """The body. Raises RequestError where the answer was aborted or never finished."""
         finish = self._finish
         if finish is None:
-            raise RequestError(_TRUNCATED)
+            raise RequestError(TRUNCATED)
         if finish.reason is FinishReason.ABORT:
-            raise RequestError(_ABORTED)
+            raise RequestError(ABORTED)
         said: dict[str, Any] = {"role": "assistant"} if self._chat else {}
         said["content" if self._chat else "response"] = "".join(self._texts)
         if self._thoughts:

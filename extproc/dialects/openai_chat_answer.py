@@ -15,8 +15,9 @@ import msgspec
 from extproc.dialects.base import AnswerIdentity
 from extproc.dialects.openai_errors import JSON_TYPE, error_body
 from extproc.ir import (
+    ABORTED,
+    TRUNCATED,
     ErrorInfo,
-    ErrorKind,
     Event,
     Finish,
     FinishReason,
@@ -46,11 +47,6 @@ _REASONS = {
 }
 _FUNCTION = b'"type":"function","function":{"name":%b,"arguments":%b}'
 _LEAST_LOGPROB = -9999.0  # what OpenAI writes for -inf, which JSON does not have
-
-_ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave up the request.", code="engine_aborted")
-_TRUNCATED = ErrorInfo(
-    kind=ErrorKind.BAD_GATEWAY, message="The engine's answer ended before it was complete.", code="stream_truncated"
-)
 
 
 class ChatStream:
@@ -111,7 +107,7 @@ class ChatStream:
                     )
             elif type(event) is Finish:
                 if event.reason is FinishReason.ABORT:
-                    chunks.append(self.error(_ABORTED))
+                    chunks.append(self.error(ABORTED))
                     break
                 self._unfinished -= 1
                 chunks.append(
@@ -149,7 +145,7 @@ class ChatStream:
         if self._broken:
             return b""
         if self._unfinished:
-            return self.error(_TRUNCATED)
+            return self.error(TRUNCATED)
         if self._include_usage:
             return b'%b],"usage":%b}\n\n%b' % (self._head, _usage_json(usage), _DONE)
         return _DONE
@@ -238,9 +234,9 @@ class ChatWhole:
         for index, message in enumerate(self._messages):
             finish = message.finish
             if finish is None:
-                raise RequestError(_TRUNCATED)
+                raise RequestError(TRUNCATED)
             if finish.reason is FinishReason.ABORT:
-                raise RequestError(_ABORTED)
+                raise RequestError(ABORTED)
             logprobs = logprobs_json(message.logprobs) if self._logprobs else b"null"
             choices.append(
                 b'{"index":%d,"message":%b,"logprobs":%b,%b}' % (index, message.body(), logprobs, _ending(finish))

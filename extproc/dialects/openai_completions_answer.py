@@ -13,8 +13,9 @@ import msgspec
 from extproc.dialects.base import AnswerIdentity
 from extproc.dialects.openai_errors import JSON_TYPE, error_body
 from extproc.ir import (
+    ABORTED,
+    TRUNCATED,
     ErrorInfo,
-    ErrorKind,
     Event,
     Finish,
     FinishReason,
@@ -36,11 +37,6 @@ _REASONS = {
     FinishReason.REFUSAL: b"stop",
 }
 _LEAST_LOGPROB = -9999.0  # what OpenAI writes for -inf, which JSON does not have
-
-_ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave up the request.", code="engine_aborted")
-_TRUNCATED = ErrorInfo(
-    kind=ErrorKind.BAD_GATEWAY, message="The engine's answer ended before it was complete.", code="stream_truncated"
-)
 
 
 class CompletionStream:
@@ -91,7 +87,7 @@ class CompletionStream:
                     chunks += (b',"finish_reason":null}', self._tail)
             elif type(event) is Finish:
                 if event.reason is FinishReason.ABORT:
-                    chunks.append(self.error(_ABORTED))
+                    chunks.append(self.error(ABORTED))
                     break
                 self._unfinished -= 1
                 chunks.append(b'%b"","logprobs":null,%b}%b' % (heads[event.choice], _ending(event), self._tail))
@@ -102,7 +98,7 @@ class CompletionStream:
         if self._broken:
             return b""
         if self._unfinished:
-            return self.error(_TRUNCATED)
+            return self.error(TRUNCATED)
         if self._include_usage:
             return b'%b],"usage":%b}\n\n%b' % (self._head, _usage_json(usage), _DONE)
         return _DONE
@@ -181,9 +177,9 @@ class CompletionWhole:
             for choice in of_prompt:
                 finish = choice.finish
                 if finish is None:
-                    raise RequestError(_TRUNCATED)
+                    raise RequestError(TRUNCATED)
                 if finish.reason is FinishReason.ABORT:
-                    raise RequestError(_ABORTED)
+                    raise RequestError(ABORTED)
                 logprobs = _logprobs_json(choice.logprobs, _Offsets(len(echo))) if self._logprobs else b"null"
                 text = _json(echo + "".join(choice.texts))
                 choices.append(

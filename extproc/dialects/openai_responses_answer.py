@@ -19,6 +19,8 @@ from extproc.dialects.opaque_blobs import OWN, write_opaque, write_text
 from extproc.dialects.openai_chat_answer import logprob_entries
 from extproc.dialects.openai_errors import JSON_TYPE
 from extproc.ir import (
+    ABORTED,
+    TRUNCATED,
     ErrorInfo,
     ErrorKind,
     Event,
@@ -48,11 +50,6 @@ _CODES = {
     ErrorKind.CONTEXT_LENGTH: "invalid_prompt",
 }
 """A closed set; all others are `server_error`."""
-
-_ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave up the request.", code="engine_aborted")
-_TRUNCATED = ErrorInfo(
-    kind=ErrorKind.BAD_GATEWAY, message="The engine's answer ended before it was complete.", code="stream_truncated"
-)
 
 
 class Own(Struct, frozen=True):
@@ -165,7 +162,7 @@ class ResponseStream:
         if self._broken:
             return b""
         if self._finish is None:
-            return self.error(_TRUNCATED)
+            return self.error(TRUNCATED)
         pieces: list[bytes] = []
         incomplete = self.close(pieces)
         name = b"completed" if incomplete is None else b"incomplete"
@@ -272,7 +269,7 @@ class ResponseStream:
             case OpaqueDelta():
                 self._blob(event.opaque, pieces)
             case Finish(reason=FinishReason.ABORT):
-                pieces.append(self.error(_ABORTED))
+                pieces.append(self.error(ABORTED))
             case Finish():
                 self._finish = event
 
@@ -381,9 +378,9 @@ class ResponseWhole:
     def end(self, usage: Usage) -> bytes:
         """The body. Raises RequestError where the answer was aborted or never finished."""
         if self._aborted:
-            raise RequestError(_ABORTED)
+            raise RequestError(ABORTED)
         if self._stream.finish is None:
-            raise RequestError(_TRUNCATED)
+            raise RequestError(TRUNCATED)
         return self._stream.body(usage, self._stream.close([]))
 
 

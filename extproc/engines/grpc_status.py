@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import unquote
 
-from extproc.ir import ErrorInfo, ErrorKind
+from extproc.ir import TRUNCATED, ErrorInfo, ErrorKind
 
 OK = 0
 
@@ -42,7 +42,7 @@ def error_of(trailers: Mapping[str, str]) -> ErrorInfo | None:
     """None for status OK. Trailers without a status are a stream that broke."""
     status = trailers.get("grpc-status")
     if status is None:
-        return ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated")
+        return TRUNCATED
     code = int(status) if status.isdecimal() and len(status) < 4 else 2
     if code == OK:
         return None

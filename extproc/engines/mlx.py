@@ -30,7 +30,7 @@ from extproc.engines.base import (
 from extproc.engines.fields import logprobs_to_ask, scores
 from extproc.engines.grpc_status import error_of
 from extproc.engines.prompt_field import PromptField
-from extproc.ir import ErrorInfo, ErrorKind, FinishReason, OutputFormat, RequestError, Sampling
+from extproc.ir import TRUNCATED, ErrorInfo, ErrorKind, FinishReason, OutputFormat, RequestError, Sampling
 from extproc.transport.framing import Deframer, FramingError
 
 GENERATE = "/mlx.grpc.engine.MlxEngine/Generate"
@@ -189,7 +189,5 @@ class MlxDecoder:
         if error is not None:
             return error
         if self._deframer.missing_bytes or not self.finished:
-            return ErrorInfo(
-                kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated"
-            )
+            return TRUNCATED
         return None

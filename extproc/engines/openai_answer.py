@@ -14,8 +14,9 @@ from extproc.engines.openai_errors import error_of_event
 from extproc.engines.openai_usage import EngineUsage
 from extproc.engines.sse import SseReader
 from extproc.ir import (
+    ABORTED,
+    TRUNCATED,
     ErrorInfo,
-    ErrorKind,
     Event,
     Finish,
     FinishReason,
@@ -29,8 +30,6 @@ from extproc.ir import (
 MOST_BODY_BYTES = 64 << 20
 """Largest answer that is not streamed."""
 
-_TRUNCATED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated")
-_ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave the request up.", code="aborted")
 
 _REASONS = {
     "stop": FinishReason.STOP,
@@ -161,15 +160,15 @@ class OpenAIDecoder:
                 for text in sse.end():
                     self._event(text, events)
             except ProtocolError:
-                return events, _TRUNCATED  # half of an event
+                return events, TRUNCATED  # half of an event
         else:
             body, self._body = b"".join(self._body), []
             if not body:
-                return events, _TRUNCATED
+                return events, TRUNCATED
             self._event(body, events)
         if self.error is not None:
             return events, self.error
-        return events, None if all(state.finished for state in self._choices) else _TRUNCATED
+        return events, None if all(state.finished for state in self._choices) else TRUNCATED
 
     @property
     def usage(self) -> Usage:
@@ -191,7 +190,7 @@ class OpenAIDecoder:
                 raise ProtocolError(f"no answer of Chat Completions: {error}") from None
             return
         if chunk.error or chunk.object == "error":
-            self.error = error_of_event(text) or _TRUNCATED
+            self.error = error_of_event(text) or TRUNCATED
             return
         if chunk.usage is not None:
             self._usage = chunk.usage
@@ -242,7 +241,7 @@ class OpenAIDecoder:
     def _finish(self, index: int, state: _ChoiceState, choice: _Choice, events: list[Event]) -> None:
         reason = _REASONS.get(choice.finish_reason or "", FinishReason.STOP)
         if reason is FinishReason.ABORT:
-            self.error = _ABORTED
+            self.error = ABORTED
             return
         calls = state.calls
         calls.close(events, cut=reason is FinishReason.LENGTH)

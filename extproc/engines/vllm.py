@@ -26,7 +26,7 @@ from extproc.engines.grpc_status import error_of
 from extproc.engines.prompt_field import PromptField
 from extproc.engines.rank_field import RankField
 from extproc.engines.vllm_embed import VllmVectorDecoder, embed_request
-from extproc.ir import ErrorInfo, ErrorKind, FinishReason, OutputFormat, Sampling
+from extproc.ir import TRUNCATED, ErrorInfo, ErrorKind, FinishReason, OutputFormat, Sampling
 from extproc.transport.framing import Deframer, FramingError
 
 GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
@@ -283,7 +283,5 @@ class VllmDecoder:
                 )
             return error
         if self._deframer.missing_bytes or not self.finished:
-            return ErrorInfo(
-                kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated"
-            )
+            return TRUNCATED
         return None

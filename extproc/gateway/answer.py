@@ -12,7 +12,7 @@ from extproc.dialects.routes import Route
 from extproc.engines.base import Decoder, EngineEvent, ProtocolError, Tokens
 from extproc.exchange.application import AnswerHead, Begin, Piece
 from extproc.gateway import local_reply
-from extproc.ir import ErrorInfo, ErrorKind, Usage
+from extproc.ir import ABORTED, TRUNCATED, ErrorInfo, ErrorKind, Usage
 from extproc.observe.metrics import RequestAccount
 from extproc.output.answer_text import AnswerText
 from extproc.routing.reservation import Reservation
@@ -27,9 +27,7 @@ _KEPT_OF_LOCAL = ("x-ratelimit-", "ratelimit-", "x-envoy-", "www-authenticate")
 
 DEADLINE = ErrorInfo(kind=ErrorKind.TIMEOUT, message="The answer took longer than this gateway allows.")
 INTERNAL = ErrorInfo(kind=ErrorKind.SERVER, message="An internal error broke the answer off.")
-_TRUNCATED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated")
 UNREADABLE = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine sent an answer that cannot be read.")
-_ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave the request up.", code="aborted")
 
 FAULTS = frozenset((ErrorKind.SERVER, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT))
 """Errors of an engine that are its own and not the request's: those that are 5xx."""
@@ -148,7 +146,7 @@ class EngineAnswer:
         events = text.feed(engine_events)
         if text.aborted:
             self._reservation.failed()
-            return self._broken(_ABORTED)
+            return self._broken(ABORTED)
         # Our own stop string ended the last choice: the engine need not go on.
         early = text.finished and not self._decoder.finished
         stream = self._stream
@@ -176,7 +174,7 @@ class EngineAnswer:
         """The engine's end, or Envoy's reply in its place."""
         error = self._foreign or self._decoder.end(trailers)
         if error is None and not self._text.finished:
-            error = _TRUNCATED
+            error = TRUNCATED
         if error is not None:
             if error is self._foreign:
                 if self._worker_fault:

@@ -12,12 +12,10 @@ from extproc.dialects.openai_errors import error_body
 from extproc.engines.base import ProtocolError
 from extproc.engines.openai_answer import MOST_BODY_BYTES, OpenAIDecoder
 from extproc.engines.openai_tap import NameChange, StreamTap, WholeTap
-from extproc.ir import ErrorInfo, ErrorKind, Event, RequestError, Usage
+from extproc.ir import TRUNCATED, ErrorInfo, Event, RequestError, Usage
 
 JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"
-
-_TRUNCATED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated")
 
 
 class Carrier(Protocol):
@@ -107,7 +105,7 @@ class EchoStream:
         """Raises RequestError."""
         rest = self._tap.end()
         if not self._tap.complete and self._tap.error is None:
-            raise RequestError(_TRUNCATED)
+            raise RequestError(TRUNCATED)
         return rest
 
     def broken(self, error: ErrorInfo) -> bytes:
@@ -158,7 +156,7 @@ class EchoWhole:
         """Raises RequestError and ProtocolError."""
         body, self._pieces = b"".join(self._pieces), []
         if not body:
-            raise RequestError(_TRUNCATED)
+            raise RequestError(TRUNCATED)
         body = self._tap.read(body)
         if self._tap.error is not None:
             raise RequestError(self._tap.error)

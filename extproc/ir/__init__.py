@@ -46,6 +46,8 @@ from extproc.ir.conversation import (
     Turn,
 )
 from extproc.ir.error import (
+    ABORTED,
+    TRUNCATED,
     ErrorInfo,
     ErrorKind,
     RequestError,
@@ -67,6 +69,8 @@ from extproc.ir.request import (
 )
 
 __all__ = [
+    "ABORTED",
+    "TRUNCATED",
     "UNSET",
     "ChatRequest",
     "EmbedRequest",

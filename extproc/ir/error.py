@@ -46,3 +46,10 @@ class RequestError(Exception):
     def __init__(self, info: ErrorInfo) -> None:
         super().__init__(info.message)
         self.info = info
+
+
+TRUNCATED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine's answer broke off.", code="stream_truncated")
+"""An answer ended before it was complete."""
+
+ABORTED = ErrorInfo(kind=ErrorKind.BAD_GATEWAY, message="The engine gave the request up.", code="aborted")
+"""An engine ended a choice without finishing it."""

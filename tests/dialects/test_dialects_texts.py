@@ -213,7 +213,7 @@ def test_a_stream_that_breaks_has_no_end_mark() -> None:
     assert json.loads(chunks(body)[-1])["error"]["code"] == "stream_truncated"
     stream = CompletionStream(IDENTITY, 1, include_usage=True)
     body = stream.events([Finish(0, FinishReason.ABORT)]) + stream.end(USAGE)
-    assert json.loads(chunks(body)[-1])["error"]["code"] == "engine_aborted"
+    assert json.loads(chunks(body)[-1])["error"]["code"] == "aborted"
     stream = CompletionStream(IDENTITY, 1, include_usage=True)
     assert b"[DONE]" not in stream.error(ErrorInfo(kind=ErrorKind.TIMEOUT, message="late")) + stream.end(USAGE)
 
