@@ -15,6 +15,7 @@ from msgspec import UNSET
 from extproc.dialects.anthropic_errors import JSON_TYPE, error_body
 from extproc.dialects.base import AnswerIdentity
 from extproc.dialects.opaque_blobs import OWN, write_opaque, write_text
+from extproc.dialects.tool_arguments import object_of
 from extproc.ir import (
     ABORTED,
     TRUNCATED,
@@ -36,13 +37,9 @@ from extproc.ir import (
 )
 
 _json = msgspec.json.Encoder().encode
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 """May stand anywhere in a stream."""
-
-INVALID_JSON = "INVALID_JSON"
-"""The one key of an input that wraps arguments which are no object, as Anthropic's documentation advises."""
 
 _MESSAGE_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _BLOCK_START = b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":%b}\n\n'
@@ -211,7 +208,7 @@ class MessageWhole:
                 case ReasoningDelta():
                     self._add("summary" if event.summary else "thinking", event.text)
                 case ToolCallEnd():
-                    self._blocks[-1]["input"] = _input(event.arguments)
+                    self._blocks[-1]["input"] = object_of(event.arguments)
                 case ToolCallStart():
                     self._close()
                     self._blocks.append(_tool_use(event.call_id, event.name, {}))
@@ -280,14 +277,6 @@ def _tool_use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, A
 
 def _redacted(opaque: Opaque) -> dict[str, Any]:
     return {"type": "redacted_thinking", "data": write_opaque(opaque, "anthropic")}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """The object that the model wrote. What is none is wrapped; a stream gives it as it stands."""
-    try:
-        return _object(arguments) if arguments.strip() else {}
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return {INVALID_JSON: arguments}
 
 
 def _ending(finish: Finish, refused: bool, usage: Usage, request: ChatRequest) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from extproc.dialects.anthropic_answer import INVALID_JSON
 from extproc.dialects.anthropic_fields import BLOCK_RULES, REDACTED_LOSS
 from extproc.dialects.json_body import BodyLimits, decode, invalid
 from extproc.dialects.opaque_blobs import BadBlobError, read_blob
 from extproc.dialects.openai_chat_fields import Losses, judge
+from extproc.dialects.tool_arguments import text_of
 from extproc.ir import Media, Opaque, Part, Reasoning, RequestError, Text, ToolCall, ToolResult
 
 _Anything: TypeAlias = Annotated[Raw | UnsetType, "another value"]
@@ -119,8 +119,6 @@ BLOCK_TYPES = (
 
 _SHOWN = msgspec.json.Decoder(str | list[_Shown])
 _FIELDS = tuple(BLOCK_RULES)
-_WRAPPED = msgspec.json.Decoder(dict[str, str])
-_WRAPPED_START = b'{"%b"' % INVALID_JSON.encode()
 
 
 class BlockReader:
@@ -166,7 +164,9 @@ class BlockReader:
                 if role != "assistant":
                     raise _misplaced("tool_use", "assistant", path)
                 self._calls.add(block.id)
-                parts.append(ToolCall(call_id=block.id, name=block.name, arguments=self._arguments(block, path)))
+                parts.append(
+                    ToolCall(call_id=block.id, name=block.name, arguments=text_of(bytes(block.input), f"{path}.input"))
+                )
             case ToolResultBlock():
                 parts.append(self._result(block, role, path))
             case ImageBlock() | DocumentBlock() | SearchResultBlock():
@@ -191,21 +191,6 @@ class BlockReader:
         if isinstance(found, Opaque):
             return Reasoning(text, opaque=(found,))
         return Reasoning(text if found is None else found)
-
-    def _arguments(self, block: ToolUseBlock, path: str) -> str:
-        """The text of the object as it stands."""
-        raw = bytes(block.input)
-        if raw.startswith(_WRAPPED_START):
-            try:
-                wrapped = _WRAPPED.decode(raw)
-            except msgspec.ValidationError:
-                pass
-            else:
-                if len(wrapped) == 1:
-                    return wrapped[INVALID_JSON]
-        if not raw.startswith(b"{"):
-            raise invalid(f"Invalid type for '{path}.input': expected an object.", f"{path}.input", "invalid_type")
-        return raw.decode()
 
     def _result(self, block: ToolResultBlock, role: str, path: str) -> ToolResult:
         if role != "user":

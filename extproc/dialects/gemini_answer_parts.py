@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import msgspec
 
-from extproc.dialects.anthropic_answer import INVALID_JSON
 from extproc.dialects.gemini_signatures import opaque_signature, text_signature
+from extproc.dialects.tool_arguments import object_of
 from extproc.ir import (
     Event,
     Opaque,
@@ -22,7 +21,6 @@ from extproc.ir import (
 )
 
 _json = msgspec.json.Encoder().encode
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 NOTHING = b'{"text":""}'
 """The part of a candidate that says nothing more."""
@@ -84,7 +82,7 @@ class PartWriter:
         content = b'"functionCall":{"id":%b,"name":%b,"args":%b}' % (
             _json(start.call_id),
             _json(start.name),
-            _json(_arguments(end.arguments)),
+            _json(object_of(end.arguments)),
         )
         parts = self._signed(content, self._call_signatures)
         self._call_signatures = []
@@ -145,14 +143,6 @@ class LogprobSum:
 
 def _only_signed(signature: str) -> bytes:
     return b'{"text":"","thoughtSignature":%b}' % _json(signature)
-
-
-def _arguments(arguments: str) -> dict[str, Any]:
-    """The object that the model wrote; what is none is wrapped."""
-    try:
-        return _object(arguments) if arguments.strip() else {}
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return {INVALID_JSON: arguments}
 
 
 def logprobs_json(entries: list[TokenLogprob]) -> bytes:

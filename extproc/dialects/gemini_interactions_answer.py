@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from extproc.dialects.anthropic_answer import INVALID_JSON
 from extproc.dialects.base import AnswerIdentity
 from extproc.dialects.gemini_errors import JSON_TYPE, status_name
 from extproc.dialects.gemini_signatures import opaque_signature, text_signature
 from extproc.dialects.ollama_models import timestamp
+from extproc.dialects.tool_arguments import object_of
 from extproc.ir import (
     ABORTED,
     TRUNCATED,
@@ -36,7 +36,6 @@ from extproc.ir import (
 )
 
 _json = msgspec.json.Encoder().encode
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 _DONE = b"event: done\ndata: [DONE]\n\n"
 _DELTA = b'event: step.delta\ndata: {"event_type":"step.delta","index":%d,"delta":{"type":%b'
@@ -202,7 +201,7 @@ class InteractionWhole:
                     step = {"type": "function_call", "id": event.call_id, "name": event.name, "arguments": {}}
                     self._steps.append(step)
                 case ToolCallEnd():
-                    self._steps[-1]["arguments"] = _arguments(event.arguments)
+                    self._steps[-1]["arguments"] = object_of(event.arguments)
                 case OpaqueDelta():
                     self._sign(event.opaque)
                 case Finish():
@@ -266,14 +265,6 @@ def _interaction(identity: AnswerIdentity, status: str) -> dict[str, Any]:
 def _status(finish: Finish, called: bool) -> str:
     status = _STATUSES[finish.reason]
     return "requires_action" if called and status == "completed" else status
-
-
-def _arguments(arguments: str) -> dict[str, Any]:
-    """The object that the model wrote. What is none is wrapped; a stream gives it as it stands."""
-    try:
-        return _object(arguments) if arguments.strip() else {}
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return {INVALID_JSON: arguments}
 
 
 def _usage(usage: Usage) -> dict[str, int]:

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from extproc.dialects.anthropic_answer import INVALID_JSON
 from extproc.dialects.gemini_signatures import read_signature
 from extproc.dialects.json_body import BodyLimits, check_depth, check_weight, decode, invalid
 from extproc.dialects.opaque_blobs import BadBlobError
+from extproc.dialects.tool_arguments import text_of
 from extproc.ir import Json, Media, Opaque, Part, Reasoning, Text, ToolCall, ToolResult, Turn
 
 __all__ = ["ITEM_KINDS", "Item", "turns_of"]
@@ -103,7 +103,6 @@ _SAID = (_UserInput, _ModelOutput)
 _OF_MODEL = (_ModelOutput, _Thought, _FunctionCall)
 _CONTENTS = msgspec.json.Decoder(list[_Content])
 _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-_WRAPPED = msgspec.json.Decoder(dict[str, str])
 _MODALITIES: Mapping[type, Literal["image", "audio", "video", "document"]] = {
     _Image: "image",
     _Audio: "audio",
@@ -155,7 +154,9 @@ def _parts(item: Item, path: str, calls: set[str], limits: BodyLimits) -> list[P
             return _thought(item, path)
         case _FunctionCall():
             calls.add(item.id)
-            return [ToolCall(call_id=item.id, name=item.name, arguments=_arguments(item, path))]
+            return [
+                ToolCall(call_id=item.id, name=item.name, arguments=text_of(bytes(item.arguments), f"{path}.arguments"))
+            ]
         case _FunctionResult():
             if item.call_id not in calls:
                 place = f"{path}.call_id"
@@ -188,23 +189,6 @@ def _thought(item: _Thought, path: str) -> list[Part]:
         return [Reasoning(text, opaque=(found,))]
     text = text or found or ""
     return [Reasoning(text)] if text else []
-
-
-def _arguments(call: _FunctionCall, path: str) -> str:
-    """The text of the object as it stands; what was none comes back as it was."""
-    raw = bytes(call.arguments)
-    if raw.startswith(b'{"%b"' % INVALID_JSON.encode()):
-        try:
-            wrapped = _WRAPPED.decode(raw)
-        except msgspec.ValidationError:
-            pass
-        else:
-            if len(wrapped) == 1:
-                return wrapped[INVALID_JSON]
-    if not raw.startswith(b"{"):
-        place = f"{path}.arguments"
-        raise invalid(f"Invalid type for '{place}': expected an object.", place, "invalid_type")
-    return raw.decode()
 
 
 def _result(item: _FunctionResult, path: str, limits: BodyLimits) -> list[Text | Media | Json]:

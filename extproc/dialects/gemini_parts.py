@@ -7,16 +7,15 @@ import binascii
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
-import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from extproc.dialects.anthropic_answer import INVALID_JSON
 from extproc.dialects.gemini_fields import PART_RULES, RESPONSE_RULES
 from extproc.dialects.gemini_json import camel, in_both_cases, in_both_cases_later, unite
 from extproc.dialects.gemini_signatures import read_signature
 from extproc.dialects.json_body import BodyLimits, free_object, invalid
 from extproc.dialects.opaque_blobs import BadBlobError
 from extproc.dialects.openai_chat_fields import Losses, judge
+from extproc.dialects.tool_arguments import text_of
 from extproc.dialects.waiting_calls import WaitingCalls
 from extproc.ir import Json, Media, Opaque, Part, Reasoning, RequestError, Text, ToolCall, ToolResult, Turn
 
@@ -134,8 +133,6 @@ class PlainContent(Struct, forbid_unknown_fields=True, gc=False):
 _JUDGED = tuple(PART_RULES)
 _OF_RESPONSES = tuple(RESPONSE_RULES)
 _DATA = ("function_call", "function_response", "inline_data", "file_data")
-_WRAPPED = msgspec.json.Decoder(dict[str, str])
-_WRAPPED_START = b'{"%b"' % INVALID_JSON.encode()
 _SHOWN_CHARS = 64
 
 
@@ -337,17 +334,7 @@ def _arguments(call: FunctionCall, path: str) -> str:
     raw = b"{}" if call.args is UNSET else bytes(call.args)
     if raw == b"null":
         raw = b"{}"
-    if raw.startswith(_WRAPPED_START):
-        try:
-            wrapped = _WRAPPED.decode(raw)
-        except msgspec.ValidationError:
-            pass
-        else:
-            if len(wrapped) == 1:
-                return wrapped[INVALID_JSON]
-    if not raw.startswith(b"{"):
-        raise invalid(f"Invalid type for '{path}.args': expected an object.", f"{path}.args", "invalid_type")
-    return raw.decode()
+    return text_of(raw, f"{path}.args")
 
 
 def _value(value: object) -> Text | Json:

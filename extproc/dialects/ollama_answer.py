@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from extproc.dialects.anthropic_answer import INVALID_JSON
 from extproc.dialects.base import AnswerIdentity
 from extproc.dialects.ollama_errors import JSON_TYPE, error_body
 from extproc.dialects.ollama_models import timestamp
+from extproc.dialects.tool_arguments import object_of
 from extproc.ir import (
     ABORTED,
     TRUNCATED,
@@ -36,7 +36,6 @@ from extproc.ir import (
 )
 
 _json = msgspec.json.Encoder().encode
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 _LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
 _LINE_END = b"\n"
@@ -217,11 +216,10 @@ def _head(identity: AnswerIdentity) -> bytes:
 
 def _called(start: ToolCallStart, end: ToolCallEnd) -> dict[str, Any]:
     """What is no object is wrapped."""
-    try:
-        arguments = _object(end.arguments) if end.arguments.strip() else {}
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        arguments = {INVALID_JSON: end.arguments}
-    return {"id": start.call_id, "function": {"index": end.index, "name": start.name, "arguments": arguments}}
+    return {
+        "id": start.call_id,
+        "function": {"index": end.index, "name": start.name, "arguments": object_of(end.arguments)},
+    }
 
 
 def _ending(finish: Finish, usage: Usage, times: _Times) -> bytes:

@@ -25,6 +25,7 @@ from extproc.dialects.ollama_fields import BODY_RULES, NO_OPTION, OPTION_REASONS
 from extproc.dialects.openai_chat_fields import Losses, judge
 from extproc.dialects.openai_chat_messages import listed
 from extproc.dialects.openai_tools import tools_of
+from extproc.dialects.tool_arguments import text_of
 from extproc.dialects.waiting_calls import WaitingCalls
 from extproc.ir import (
     ChatRequest,
@@ -218,12 +219,8 @@ def _turn(message: _Message, index: int, waiting: WaitingCalls) -> Turn:
 
 def _call(call: _Call, path: str, own_id: str, waiting: WaitingCalls) -> ToolCall:
     function = call.function
-    arguments = "{}" if function.arguments is UNSET else bytes(function.arguments).decode()
-    if arguments == "null":
-        arguments = "{}"
-    if not arguments.startswith("{"):
-        place = f"{path}.function.arguments"
-        raise invalid(f"Invalid type for '{place}': expected an object.", place, "invalid_type")
+    raw = b"{}" if function.arguments is UNSET else bytes(function.arguments)
+    arguments = "{}" if raw == b"null" else text_of(raw, f"{path}.function.arguments")
     call_id = call.id or own_id
     waiting.add(call_id, function.name)
     return ToolCall(call_id=call_id, name=function.name, arguments=arguments)

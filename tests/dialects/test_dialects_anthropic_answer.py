@@ -195,8 +195,8 @@ ABORTED = [TextDelta(0, "a"), Finish(0, FinishReason.ABORT)]
 @pytest.mark.parametrize(
     ("break_off", "kind", "says"),
     [
-        (lambda renderer: renderer.events(ABORTED), "api_error", "gave up"),
-        (lambda renderer: renderer.events([TextDelta(0, "a")]) + renderer.end(Usage()), "api_error", "ended before"),
+        (lambda renderer: renderer.events(ABORTED), "api_error", "gave the request up"),
+        (lambda renderer: renderer.events([TextDelta(0, "a")]) + renderer.end(Usage()), "api_error", "broke off"),
         (
             lambda renderer: renderer.error(ErrorInfo(kind=ErrorKind.UNAVAILABLE, message="no worker")),
             "overloaded_error",

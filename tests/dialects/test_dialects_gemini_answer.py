@@ -208,11 +208,11 @@ def test_the_sdk_reads_a_stream_over_http(client: genai.Client, server: CannedSe
 ABORTED: list[Event] = [TextDelta(0, "a"), Finish(0, FinishReason.ABORT)]
 LATE = ErrorInfo(kind=ErrorKind.SERVER, message="late")
 BREAKS: dict[str, tuple[Callable[[Any], bytes], int, str]] = {
-    "an engine that gives up": (lambda renderer: renderer.events(ABORTED), 502, "gave up"),
+    "an engine that gives up": (lambda renderer: renderer.events(ABORTED), 502, "gave the request up"),
     "an answer without an end": (
         lambda renderer: renderer.events([TextDelta(0, "a")]) + renderer.end(Usage()),
         502,
-        "ended before",
+        "broke off",
     ),
     "an error": (
         lambda renderer: renderer.error(ErrorInfo(kind=ErrorKind.UNAVAILABLE, message="no worker")),

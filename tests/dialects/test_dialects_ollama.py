@@ -36,6 +36,7 @@ from extproc.ir import (
     RequestError,
     TextDelta,
     TokenLogprob,
+    ToolCall,
     ToolCallEnd,
     ToolCallStart,
     Usage,
@@ -213,9 +214,9 @@ def test_a_stream_that_breaks_off_ends_with_an_error_on_which_the_sdk_raises(
     renderer = DIALECT.stream(parse({}), IDENTITY)
     match kind:
         case "aborted":
-            body, says = renderer.events(ABORTED), "gave up"
+            body, says = renderer.events(ABORTED), "gave the request up"
         case "unfinished":
-            body, says = renderer.events([TextDelta(0, "a")]) + renderer.end(Usage()), "ended before"
+            body, says = renderer.events([TextDelta(0, "a")]) + renderer.end(Usage()), "broke off"
         case _:
             body, says = renderer.error(error), "no worker"
     # Nothing follows.
@@ -326,3 +327,11 @@ def test_the_model_to_show_goes_by_either_name() -> None:
 def test_requests_are_told_by_their_paths(request_line: str, operation: Operation | None) -> None:
     route = Routes(all_dialects(LIMITS)).find(*request_line.split(" "), {})
     assert (route.dialect.name, route.operation) == ("ollama", operation)
+
+
+def test_arguments_that_were_no_object_come_back_as_they_were() -> None:
+    call = {"function": {"name": "f", "arguments": {"INVALID_JSON": '{"city": "Par'}}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_name": "f", "content": "r"}]
+    (part,) = parse({"set": {"messages": messages}}).turns[0].parts
+    assert isinstance(part, ToolCall)
+    assert part.arguments == '{"city": "Par'

@@ -225,8 +225,8 @@ LATE = ErrorInfo(kind=ErrorKind.RATE_LIMIT, message="too many")
 @pytest.mark.parametrize(
     ("break_off", "code", "says"),
     [
-        (lambda renderer: renderer.events(ABORTED), "server_error", "gave up"),
-        (lambda renderer: renderer.events([TextDelta(0, "a")]) + renderer.end(Usage()), "server_error", "ended before"),
+        (lambda renderer: renderer.events(ABORTED), "server_error", "gave the request up"),
+        (lambda renderer: renderer.events([TextDelta(0, "a")]) + renderer.end(Usage()), "server_error", "broke off"),
         (lambda renderer: renderer.events([TextDelta(0, "a")]) + renderer.error(LATE), "rate_limit_exceeded", "many"),
     ],
     ids=["an engine that gives up", "an answer without an end", "an error"],
