@@ -8,9 +8,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from extproc.dialects.anthropic_fields import BLOCK_RULES, REDACTED_LOSS
+from extproc.dialects.field_rules import Losses, judge
 from extproc.dialects.json_body import BodyLimits, decode, invalid
 from extproc.dialects.opaque_blobs import BadBlobError, read_blob
-from extproc.dialects.openai_chat_fields import Losses, judge
 from extproc.dialects.tool_arguments import text_of
 from extproc.ir import Media, Opaque, Part, Reasoning, RequestError, Text, ToolCall, ToolResult
 

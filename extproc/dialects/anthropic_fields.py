@@ -5,7 +5,7 @@ A field leaves its table when it becomes supported.
 
 from __future__ import annotations
 
-from extproc.dialects.openai_chat_fields import Rule
+from extproc.dialects.field_rules import Rule
 
 _OWN_CACHE = "the gateway places prompts by their tokens, and engines cache them by themselves"
 _NO_IDENTITY = "the engine does not know end users"

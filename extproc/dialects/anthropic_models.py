@@ -6,7 +6,6 @@ The paths are OpenAI's, too. Anthropic's clients always send `anthropic-version`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -14,6 +13,7 @@ import msgspec
 from extproc.dialects.anthropic_errors import JSON_TYPE
 from extproc.dialects.base import Inbound, Rendered
 from extproc.dialects.json_body import invalid
+from extproc.dialects.timestamps import timestamp
 from extproc.ir import ModelCard
 
 _DEFAULT_LIMIT = 20
@@ -82,7 +82,7 @@ def _card(card: ModelCard) -> dict[str, object]:
         "type": "model",
         "id": card.id,
         "display_name": card.id,
-        "created_at": datetime.fromtimestamp(card.created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "created_at": timestamp(card.created_s),
         "lifecycle": "active",
         "max_input_tokens": card.context_tokens,
         "max_tokens": card.context_tokens,

@@ -25,6 +25,7 @@ from extproc.dialects.anthropic_fields import (
     USER_LOSS,
 )
 from extproc.dialects.base import Inbound
+from extproc.dialects.field_rules import Losses, judge
 from extproc.dialects.json_body import (
     BodyLimits,
     check_strings,
@@ -35,7 +36,6 @@ from extproc.dialects.json_body import (
     invalid,
     unsupported,
 )
-from extproc.dialects.openai_chat_fields import Losses, judge
 from extproc.dialects.openai_chat_messages import listed
 from extproc.ir import (
     ChatRequest,

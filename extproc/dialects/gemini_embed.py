@@ -12,12 +12,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from extproc.dialects.base import Inbound, Rendered
+from extproc.dialects.field_rules import Losses
 from extproc.dialects.gemini_errors import JSON_TYPE
 from extproc.dialects.gemini_json import in_both_cases
 from extproc.dialects.gemini_parts import Content, PartReader
 from extproc.dialects.gemini_request import model_of
 from extproc.dialects.json_body import BodyLimits, check_strings, decode, descriptions, invalid, unsupported
-from extproc.dialects.openai_chat_fields import Losses
 from extproc.dialects.openai_chat_messages import listed
 from extproc.dialects.openai_embeddings import MOST_INPUTS
 from extproc.ir import Embedding, EmbedRequest, Text

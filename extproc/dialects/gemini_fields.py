@@ -5,7 +5,7 @@ A field leaves its table when it becomes supported.
 
 from __future__ import annotations
 
-from extproc.dialects.openai_chat_fields import Rule
+from extproc.dialects.field_rules import Rule
 
 _NO_FILTER = "the engine does not filter content"
 _ONE_TIER = "there is one tier"

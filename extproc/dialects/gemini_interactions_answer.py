@@ -13,7 +13,7 @@ import msgspec
 from extproc.dialects.base import AnswerIdentity
 from extproc.dialects.gemini_errors import JSON_TYPE, status_name
 from extproc.dialects.gemini_signatures import opaque_signature, text_signature
-from extproc.dialects.ollama_models import timestamp
+from extproc.dialects.timestamps import timestamp
 from extproc.dialects.tool_arguments import object_of
 from extproc.ir import (
     ABORTED,

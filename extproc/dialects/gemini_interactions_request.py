@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from extproc.dialects.field_rules import Losses, Rule, judge
 from extproc.dialects.gemini_interactions_steps import ITEM_KINDS, Item, turns_of
 from extproc.dialects.json_body import (
     BodyLimits,
@@ -23,7 +24,6 @@ from extproc.dialects.json_body import (
     invalid,
     unsupported,
 )
-from extproc.dialects.openai_chat_fields import Losses, Rule, judge
 from extproc.dialects.openai_chat_messages import listed
 from extproc.dialects.openai_tools import TOOL_NAME
 from extproc.ir import (

@@ -9,12 +9,12 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from extproc.dialects.field_rules import Losses, judge
 from extproc.dialects.gemini_fields import PART_RULES, RESPONSE_RULES
 from extproc.dialects.gemini_json import camel, in_both_cases, in_both_cases_later, unite
 from extproc.dialects.gemini_signatures import read_signature
 from extproc.dialects.json_body import BodyLimits, free_object, invalid
 from extproc.dialects.opaque_blobs import BadBlobError
-from extproc.dialects.openai_chat_fields import Losses, judge
 from extproc.dialects.tool_arguments import text_of
 from extproc.dialects.waiting_calls import WaitingCalls
 from extproc.ir import Json, Media, Opaque, Part, Reasoning, RequestError, Text, ToolCall, ToolResult, Turn

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from extproc.dialects.base import Inbound
+from extproc.dialects.field_rules import Losses, Rule, judge
 from extproc.dialects.gemini_errors import STREAMS, streams_array
 from extproc.dialects.gemini_fields import (
     BODY_RULES,
@@ -27,7 +28,6 @@ from extproc.dialects.gemini_parts import Content, PartReader, PlainContent
 from extproc.dialects.gemini_schema import json_schema
 from extproc.dialects.gemini_tools import tools_of
 from extproc.dialects.json_body import BodyLimits, check_strings, decode, descriptions, free_object, invalid
-from extproc.dialects.openai_chat_fields import Losses, Rule, judge
 from extproc.dialects.openai_chat_messages import listed
 from extproc.ir import (
     ChatRequest,

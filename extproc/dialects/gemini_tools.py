@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from extproc.dialects.field_rules import Losses, judge
 from extproc.dialects.gemini_fields import DECLARATION_RULES, HOSTED_TOOLS
 from extproc.dialects.gemini_json import camel, in_both_cases
 from extproc.dialects.gemini_schema import json_schema
@@ -19,7 +20,6 @@ from extproc.dialects.json_body import (
     invalid,
     unsupported,
 )
-from extproc.dialects.openai_chat_fields import Losses, judge
 from extproc.ir import ToolDef
 
 _Anything: TypeAlias = Annotated[Raw | UnsetType, "another value"]

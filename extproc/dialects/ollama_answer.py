@@ -15,7 +15,7 @@ import msgspec
 
 from extproc.dialects.base import AnswerIdentity
 from extproc.dialects.ollama_errors import JSON_TYPE, error_body
-from extproc.dialects.ollama_models import timestamp
+from extproc.dialects.timestamps import timestamp
 from extproc.dialects.tool_arguments import object_of
 from extproc.ir import (
     ABORTED,

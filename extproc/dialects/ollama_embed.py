@@ -10,9 +10,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from extproc.dialects.base import Inbound, Rendered
+from extproc.dialects.field_rules import Losses
 from extproc.dialects.json_body import BodyLimits, check_strings, decode, descriptions, free_object
 from extproc.dialects.ollama_errors import JSON_TYPE
-from extproc.dialects.openai_chat_fields import Losses
 from extproc.dialects.openai_chat_messages import listed
 from extproc.dialects.openai_embeddings import MOST_INPUTS
 from extproc.dialects.openai_prompts import ALLOWED_PROMPTS, prompts_of

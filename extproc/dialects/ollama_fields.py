@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.dialects.openai_chat_fields import Rule
+from extproc.dialects.field_rules import Rule
 
 _STAYS = "models stay loaded"
 _WHOLE = "a prompt that is too long is refused, not cut"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from extproc import __version__
 from extproc.dialects.base import Inbound, Rendered
 from extproc.dialects.json_body import decode, descriptions, invalid
 from extproc.dialects.ollama_errors import JSON_TYPE
+from extproc.dialects.timestamps import timestamp
 from extproc.ir import ModelCard
 
 VERSION_PATH = "/api/version"
@@ -69,11 +69,6 @@ class OllamaModels:
                 "modified_at": timestamp(card.created_s),
             }
         )
-
-
-def timestamp(seconds: int) -> str:
-    """Seconds since the epoch, as Ollama writes them."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _card(card: ModelCard) -> dict[str, object]:

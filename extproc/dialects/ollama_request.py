@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from extproc.dialects.field_rules import Losses, judge
 from extproc.dialects.json_body import (
     BodyLimits,
     check_strings,
@@ -22,7 +23,6 @@ from extproc.dialects.json_body import (
     invalid,
 )
 from extproc.dialects.ollama_fields import BODY_RULES, NO_OPTION, OPTION_REASONS
-from extproc.dialects.openai_chat_fields import Losses, judge
 from extproc.dialects.openai_chat_messages import listed
 from extproc.dialects.openai_tools import tools_of
 from extproc.dialects.tool_arguments import text_of

@@ -8,8 +8,9 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from extproc.dialects.field_rules import Losses, judge
 from extproc.dialects.json_body import BodyLimits, decode, invalid
-from extproc.dialects.openai_chat_fields import MESSAGE_RULES, Losses, judge
+from extproc.dialects.openai_chat_fields import MESSAGE_RULES
 from extproc.dialects.openai_chat_parts import ContentPart, calls_of, legacy_call_of, part_of, thinking_of
 from extproc.ir import Loss, Media, Part, Reasoning, Refusal, Text, ToolCall, ToolResult, Turn
 

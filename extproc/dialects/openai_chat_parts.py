@@ -7,8 +7,9 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from extproc.dialects.field_rules import Losses, judge
 from extproc.dialects.json_body import BodyLimits, decode, descriptions, invalid, too_long
-from extproc.dialects.openai_chat_fields import PART_RULES, Losses, judge
+from extproc.dialects.openai_chat_fields import PART_RULES
 from extproc.ir import Media, Opaque, Part, Reasoning, Refusal, Text, ToolCall
 
 __all__ = ["ContentPart", "calls_of", "legacy_call_of", "part_of", "thinking_of"]

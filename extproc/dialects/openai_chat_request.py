@@ -28,6 +28,7 @@ from extproc.dialects.json_body import (
 from extproc.dialects.openai_chat_fields import FIELDS_OF_OTHERS, RULES, USER_LOSS
 from extproc.dialects.openai_chat_messages import Losses, Message, judge, listed, turns_of
 from extproc.dialects.openai_formats import format_of
+from extproc.dialects.openai_sampling import ALLOWED, SAME_NAME, rare_knobs
 from extproc.dialects.openai_tools import tool_choice_of, tools_of
 from extproc.ir import ChatRequest, ReasoningRequest, RequestError, Sampling, ToolChoice
 
@@ -36,8 +37,6 @@ _INT64 = 2**63
 
 _Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 _Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=_UINT31)]
-_TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=_UINT31)]
-_StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=500)]
 _Anything: TypeAlias = Annotated[Raw | UnsetType, "another value"]
 
 
@@ -122,33 +121,9 @@ _NOTHING_RARE = (UNSET,) * len(_RARE)
 
 _LONG = frozenset(("tools", "documents"))  # they have limits of their own
 
-# Of the fields above those that the neutral form calls the same.
-_SAME_NAME = (
-    "temperature",
-    "top_p",
-    "n",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
-)
+_SAME_NAME = (*SAME_NAME, "n")
 
-_Stop: TypeAlias = _StopString | Annotated[list[_StopString], Meta(max_length=4)]
-_StopTokenIds: TypeAlias = Annotated[list[_TokenId], Meta(max_length=128)]
-_LogitBias: TypeAlias = dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]]
-_ALLOWED: Mapping[str, str] = descriptions(_Body) | {
-    "stop": "a string or an array of up to 4 strings, each of 1 to 500 characters",
-    "stop_token_ids": "an array of up to 128 token ids",
-    "logit_bias": "an object of token ids, each with a number from -100 to 100",
-}
-_STOP: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(_Stop)
-_STOP_TOKEN_IDS = msgspec.json.Decoder(_StopTokenIds)
-_LOGIT_BIAS = msgspec.json.Decoder(_LogitBias)
+_ALLOWED: Mapping[str, str] = descriptions(_Body) | ALLOWED
 _DOCUMENTS = msgspec.json.Decoder(list[dict[str, Any]])
 _BODY = msgspec.json.Decoder(_Body)
 
@@ -231,16 +206,9 @@ def _sampling(chat: _Body, carried: Mapping[str, Raw], limits: BodyLimits) -> Sa
             "n",
             "integer_above_max_value",
         )
-    if "stop" in carried:
-        stop = decode(_STOP, carried["stop"], _ALLOWED, root="stop")
-        knobs["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    if "stop_token_ids" in carried:
-        ids = decode(_STOP_TOKEN_IDS, carried["stop_token_ids"], _ALLOWED, root="stop_token_ids")
-        knobs["stop_token_ids"] = tuple(ids)
+    knobs |= rare_knobs(carried)
     if chat.include_stop_str_in_output is not None:
         knobs["include_stop"] = chat.include_stop_str_in_output
-    if "logit_bias" in carried:
-        knobs["logit_bias"] = decode(_LOGIT_BIAS, carried["logit_bias"], _ALLOWED, root="logit_bias")
     if chat.logprobs:
         knobs["top_logprobs"] = chat.top_logprobs or 0
     elif chat.top_logprobs is not None:

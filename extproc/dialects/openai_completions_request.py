@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from extproc.dialects.field_rules import Losses, Rule, judge
 from extproc.dialects.json_body import (
     BodyLimits,
     check_strings,
@@ -21,10 +22,11 @@ from extproc.dialects.json_body import (
     too_long,
     unsupported,
 )
-from extproc.dialects.openai_chat_fields import FIELDS_OF_OTHERS, RULES, USER_LOSS, Losses, Rule, judge
+from extproc.dialects.openai_chat_fields import FIELDS_OF_OTHERS, RULES, USER_LOSS
 from extproc.dialects.openai_chat_messages import listed
 from extproc.dialects.openai_formats import format_of
 from extproc.dialects.openai_prompts import ALLOWED_PROMPTS, prompts_of
+from extproc.dialects.openai_sampling import ALLOWED, SAME_NAME, rare_knobs
 from extproc.ir import RequestError, Sampling, TextRequest
 
 __all__ = ["DEFAULT_MAX_TOKENS", "parse_completion"]
@@ -37,8 +39,6 @@ _INT64 = 2**63
 
 _Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=_UINT31)]
-_TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=_UINT31)]
-_StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=500)]
 _Anything: TypeAlias = Annotated[Raw | UnsetType, "another value"]
 
 
@@ -99,31 +99,8 @@ _RULES = {
 }
 _FIELDS = _Body.__struct_fields__
 _RARE = _FIELDS[_FIELDS.index("stop") :]
-_SAME_NAME = (
-    "temperature",
-    "top_p",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
-)
-"""Of the fields above those that the neutral form calls the same."""
 
-_ALLOWED: Mapping[str, str] = descriptions(_Body) | {
-    "stop": "a string or an array of up to 4 strings, each of 1 to 500 characters",
-    "stop_token_ids": "an array of up to 128 token ids",
-    "logit_bias": "an object of token ids, each with a number from -100 to 100",
-}
-_STOP: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(
-    _StopString | Annotated[list[_StopString], Meta(max_length=4)]
-)
-_STOP_TOKEN_IDS: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(Annotated[list[_TokenId], Meta(max_length=128)])
-_LOGIT_BIAS = msgspec.json.Decoder(dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]])
+_ALLOWED: Mapping[str, str] = descriptions(_Body) | ALLOWED
 _BODY = msgspec.json.Decoder(_Body)
 
 
@@ -171,7 +148,7 @@ def parse_completion(body: bytes, limits: BodyLimits) -> TextRequest:
 
 def _sampling(request: _Body, carried: Mapping[str, Raw], n: int) -> Sampling:
     knobs: dict[str, Any] = {"n": n}
-    for name in _SAME_NAME:
+    for name in SAME_NAME:
         value = getattr(request, name)
         if value is not None:
             knobs[name] = value
@@ -183,16 +160,9 @@ def _sampling(request: _Body, carried: Mapping[str, Raw], n: int) -> Sampling:
             "min_tokens",
             "min_tokens_exceeds_max",
         )
-    if "stop" in carried:
-        stop = decode(_STOP, carried["stop"], _ALLOWED, root="stop")
-        knobs["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    if "stop_token_ids" in carried:
-        ids = decode(_STOP_TOKEN_IDS, carried["stop_token_ids"], _ALLOWED, root="stop_token_ids")
-        knobs["stop_token_ids"] = tuple(ids)
+    knobs |= rare_knobs(carried)
     if request.include_stop_str_in_output is not None:
         knobs["include_stop"] = request.include_stop_str_in_output
-    if "logit_bias" in carried:
-        knobs["logit_bias"] = decode(_LOGIT_BIAS, carried["logit_bias"], _ALLOWED, root="logit_bias")
     if request.logprobs is not None:
         knobs["top_logprobs"] = request.logprobs
     return Sampling(**knobs)

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from extproc.dialects.base import Dialect, Inbound, Rendered, Row
+from extproc.dialects.field_rules import Losses
 from extproc.dialects.json_body import BodyLimits, check_strings, decode, descriptions, unsupported
-from extproc.dialects.openai_chat_fields import USER_LOSS, Losses
+from extproc.dialects.openai_chat_fields import USER_LOSS
 from extproc.dialects.openai_chat_messages import listed
 from extproc.dialects.openai_errors import JSON_TYPE, error_answer
 from extproc.dialects.openai_prompts import ALLOWED_PROMPTS, prompts_of

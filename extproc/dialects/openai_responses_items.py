@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from extproc.dialects.field_rules import Losses, judge
 from extproc.dialects.json_body import BodyLimits, invalid, unsupported
 from extproc.dialects.opaque_blobs import BadBlobError, read_blob
-from extproc.dialects.openai_chat_fields import Losses, judge
 from extproc.dialects.openai_responses_fields import ENCRYPTED_LOSS, ITEM_RULES, PART_RULES
 from extproc.ir import Media, Opaque, Part, Reasoning, Refusal, RequestError, Text, ToolCall, ToolResult, Turn
 

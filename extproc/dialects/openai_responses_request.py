@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from extproc.dialects.field_rules import Losses, judge
 from extproc.dialects.json_body import (
     BodyLimits,
     check_strings,
@@ -21,7 +22,6 @@ from extproc.dialects.json_body import (
     free_object,
     invalid,
 )
-from extproc.dialects.openai_chat_fields import Losses, judge
 from extproc.dialects.openai_chat_messages import listed
 from extproc.dialects.openai_responses_answer import Own
 from extproc.dialects.openai_responses_fields import (

@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from extproc.dialects.field_rules import Losses, judge
 from extproc.dialects.json_body import (
     BodyLimits,
     check_weight,
@@ -16,7 +17,6 @@ from extproc.dialects.json_body import (
     invalid,
     unsupported,
 )
-from extproc.dialects.openai_chat_fields import Losses, judge
 from extproc.dialects.openai_responses_fields import TOOL_RULES
 from extproc.dialects.openai_tools import TOOL_NAME
 from extproc.ir import ToolDef
