@@ -15,15 +15,13 @@ known of both:
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from threading import Thread
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from extproc.routing.index.cells import Cells, Keys, Numbers, Places
 
 __all__ = ["GUESS", "PRECISE", "Column", "Table", "as_vector"]
 
@@ -43,122 +41,23 @@ _LOOKED_UP = 1 << 14  # hashes at once: 0.5 ms
 _MOVED = 4096  # cells at once: 0.15 ms
 _TOUCHED_HERE = 1 << 16  # cells, 1 MB; more are touched by a thread
 _MOVED_AN_INSERTION = 8  # cells of the old table: while there are two, everything costs twice as much
-_RELEASED_BYTES = 1 << 22  # at once: 64 MB can take the kernel 13 ms
 _SAMPLE = 1 << 14  # cells looked at to tell how many are of nobody
 
-_Keys = NDArray[np.uint64]
-_Numbers = NDArray[np.uint32]
-_Places = NDArray[np.intp]
 Runs = list[tuple[int, int]]
 """(number, how many blocks in a row have it)"""
 
 
-def as_vector(hashes: Sequence[int]) -> _Keys:
+def as_vector(hashes: Sequence[int]) -> Keys:
     """Without a copy where it is an array."""
     if isinstance(hashes, array):
         return np.frombuffer(hashes, np.uint64)
     return np.array(hashes, np.uint64)
 
 
-def _runs_of(base: int, precise: _Numbers, guess: _Numbers) -> Iterator[tuple[int, int, int]]:
+def _runs_of(base: int, precise: Numbers, guess: Numbers) -> Iterator[tuple[int, int, int]]:
     starts = np.flatnonzero((precise[1:] != precise[:-1]) | (guess[1:] != guess[:-1])) + 1
     yield base, int(precise[0]), int(guess[0])
     yield from zip((starts + base).tolist(), precise[starts].tolist(), guess[starts].tolist(), strict=True)
-
-
-def _pages(size_bytes: int) -> mmap.mmap:
-    """Zeros that the kernel gets back, and piece by piece, neither of which malloc promises."""
-    pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages
-
-
-class _Cells:
-    """Keys (0 is an empty cell) and the two columns of numbers, as arrays and, for single cells, as memoryviews."""
-
-    __slots__ = ("_memory", "columns", "keys", "last", "size", "used", "view", "views")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.last = size - 1
-        self.used = 0
-        self._memory = [_pages(size * width) for width in (8, 4, 4)]
-        self.keys: _Keys = np.frombuffer(self._memory[0], np.uint64)
-        one, other = (np.frombuffer(memory, np.uint32) for memory in self._memory[1:])
-        self.columns: tuple[_Numbers, _Numbers] = (one, other)
-        self.view: Any = memoryview(self.keys)  # type: ignore[arg-type]
-        self.views: Any = tuple(memoryview(column) for column in self.columns)  # type: ignore[arg-type]
-
-    def touch(self) -> None:
-        """Use all of the memory."""
-        self.keys.fill(0)
-        for column in self.columns:
-            column.fill(0)
-
-    def release(self) -> Iterator[None]:
-        """Give the memory back. Nobody may look anything up from now on."""
-        for memory in self._memory:
-            for start in range(0, len(memory), _RELEASED_BYTES):
-                memory.madvise(mmap.MADV_DONTNEED, start, min(_RELEASED_BYTES, len(memory) - start))
-                yield
-
-    def seek(self, key: int) -> int:
-        """Its place, or ~place of the empty cell where it would be. Hot."""
-        view, last = self.view, self.last
-        at, step = key & last, 0
-        while found := view[at]:
-            if found == key:
-                return at
-            step += 1
-            at = at + step & last
-        return ~at
-
-    def find(self, keys: _Keys) -> _Places:
-        """Their places, or ~place of the empty cell where each would be."""
-        last, cells = self.last, self.keys
-        at = (keys & np.uint64(last)).astype(np.intp)
-        found = cells[at]
-        left = np.flatnonzero(found != keys)
-        place, found, wanted, step = at[left], found[left], keys[left], 0
-        while left.size:
-            empty = found == 0
-            at[left[empty]] = ~place[empty]
-            step += 1
-            place = (place + step) & last
-            at_hit = cells[place]
-            hit = (at_hit == wanted) & ~empty
-            at[left[hit]] = place[hit]
-            going_on = ~(empty | hit)
-            left, place, found, wanted = left[going_on], place[going_on], at_hit[going_on], wanted[going_on]
-        return at
-
-    def insert(self, keys: _Keys) -> _Places:
-        """Places for keys that are not here."""
-        last, cells = self.last, self.keys
-        at = (keys & np.uint64(last)).astype(np.intp)
-        left, place, wanted, step = np.arange(keys.size), at.copy(), keys, 0
-        while left.size:
-            empty = np.flatnonzero(cells[place] == 0)
-            cells[place[empty]] = wanted[empty]  # of several that want one cell the last gets it
-            lost = np.flatnonzero(cells[place] != wanted)
-            step += 1
-            left, wanted = left[lost], wanted[lost]
-            place = (place[lost] + step) & last
-            at[left] = place
-        self.used += keys.size
-        return at
-
-    def insert_at(self, keys: _Keys, places: _Places) -> _Places:
-        """The same, with the empty cells that `find` told. They may differ in the end, where several want one."""
-        cells = self.keys
-        cells[places] = keys
-        lost = np.flatnonzero(cells[places] != keys)
-        if lost.size:
-            places[lost] = self.insert(keys[lost])
-        self.used += keys.size - lost.size
-        return places
 
 
 class Table:
@@ -169,14 +68,14 @@ class Table:
     def __init__(self, smallest_cells: int = SMALLEST_CELLS) -> None:
         """`smallest_cells`: a power of two."""
         self._smallest = smallest_cells
-        self._cells = _Cells(smallest_cells)
+        self._cells = Cells(smallest_cells)
         self._cells.touch()  # now, and not in the first requests
-        self._old: _Cells | None = None
+        self._old: Cells | None = None
         self._growing: Iterator[int] | None = None
         self._push = 0.0  # insertions that growth is behind
         self._toucher: Thread | None = None
         self._looked_up: dict[int, Sequence[int]] = {}
-        self._places: dict[int, tuple[Sequence[int], _Cells, _Places]] = {}
+        self._places: dict[int, tuple[Sequence[int], Cells, Places]] = {}
         self.growths = 0  # begun
 
     @property
@@ -215,7 +114,7 @@ class Table:
             base, size = base + size, _LOOKED_UP
         self._remember(hashes)
 
-    def _remembered(self, hashes: Sequence[int]) -> _Places | None:
+    def _remembered(self, hashes: Sequence[int]) -> Places | None:
         """Where all of these are, if they were looked up before: cells never move but into another table."""
         kept = self._places.get(id(hashes))
         if kept is None or kept[0] is not hashes or kept[1] is not self._cells or self._old:
@@ -271,7 +170,7 @@ class Table:
             else:
                 yield at, cells.views[PRECISE][place], cells.views[GUESS][place]
 
-    def _read(self, keys: _Keys) -> tuple[_Numbers, _Numbers]:
+    def _read(self, keys: Keys) -> tuple[Numbers, Numbers]:
         cells = self._cells
         at = cells.find(keys)
         precise, guess = cells.columns[PRECISE][at], cells.columns[GUESS][at]
@@ -360,7 +259,7 @@ class Table:
             self._inserted(1)
         return 0
 
-    def _edit_many(self, column: Column, keys: _Keys, change: Callable[[int], int]) -> Runs:
+    def _edit_many(self, column: Column, keys: Keys, change: Callable[[int], int]) -> Runs:
         self._reserve(keys.size)
         cells, old = self._cells, self._old
         at = cells.find(keys)
@@ -433,7 +332,7 @@ class Table:
         size = max(self._smallest, full.size // 2)  # smaller, it would be full before the old one is moved
         while size * _AIM_AT_MOST < needed:
             size *= 2
-        fresh = _Cells(size)
+        fresh = Cells(size)
         if size > _TOUCHED_HERE:
             self._toucher = Thread(target=fresh.touch, name="prefix-index", daemon=True)
             self._toucher.start()
@@ -455,7 +354,7 @@ class Table:
         for _ in full.release():
             yield _MOVED
 
-    def columns(self) -> tuple[_Numbers, _Numbers]:
+    def columns(self) -> tuple[Numbers, Numbers]:
         """The numbers of all cells in no order, to be rewritten in place. Not while it grows."""
         assert self._old is None
         return self._cells.columns
