@@ -80,18 +80,22 @@ class MlxEngine:
 
     def embed(self, request_id: str, prompt: Sequence[int]) -> EngineRequest:
         """Its protocol has no embeddings."""
-        raise RequestError(
-            ErrorInfo(
-                kind=ErrorKind.UNSUPPORTED,
-                message="This model's engine gives no embeddings.",
-                param="model",
-                code="unsupported_value",
-            )
-        )
+        raise _no_embeddings()
 
     def vector_decoder(self) -> VectorDecoder:
-        """Nobody gets that far."""
-        raise NotImplementedError("mlx gives no embeddings")
+        """Its protocol has no embeddings."""
+        raise _no_embeddings()
+
+
+def _no_embeddings() -> RequestError:
+    return RequestError(
+        ErrorInfo(
+            kind=ErrorKind.UNSUPPORTED,
+            message="This model's engine gives no embeddings.",
+            param="model",
+            code="unsupported_value",
+        )
+    )
 
 
 def _unsupported(field: str, what: str) -> RequestError:

@@ -11,6 +11,7 @@ from time import monotonic
 import grpc.aio
 
 from extproc.engines.control import ControlError, RankLoad, WorkerControl, open_channel
+from extproc.routing.engine_loops import EngineLoops
 from extproc.routing.pool import Pool
 from extproc.routing.worker import ReportedLoad, Worker
 
@@ -19,44 +20,21 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_S = 2.0
 
 
-class LoadPolls:
+class LoadPolls(EngineLoops):
     """One loop per engine of a pool, an `Observer`. Engines without the call are asked once and left alone."""
 
     def __init__(self, pool: Pool, engine: str, interval_s: float) -> None:
         """`engine`: the protocol."""
+        super().__init__()
         self._pool = pool
         self._engine = engine
         self._interval_s = interval_s
-        self._workers: dict[str, list[Worker]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    def joined(self, worker: Worker) -> None:
-        """Begin to ask."""
-        self._workers.setdefault(worker.address, []).append(worker)
-        if worker.address not in self._tasks:
-            self._tasks[worker.address] = asyncio.ensure_future(self._watch(worker.address))
 
     def restarted(self, worker: Worker) -> None:
         """The next answer will tell."""
 
-    def left(self, worker: Worker) -> None:
-        """End, with the engine's last rank."""
-        ranks = self._workers[worker.address]
-        ranks.remove(worker)
-        if not ranks:
-            del self._workers[worker.address]
-            self._tasks.pop(worker.address).cancel()
-
-    async def stop(self) -> None:
-        """End all loops."""
-        tasks = list(self._tasks.values())
-        self._tasks = {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _watch(self, address: str) -> None:
-        ranks = self._workers[address]
+    async def watch(self, address: str, ranks: list[Worker]) -> None:
+        """Ask it for ever, or once."""
         async with open_channel(address) as channel:
             await self._ask(ranks, channel, address)
 

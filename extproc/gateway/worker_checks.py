@@ -17,6 +17,7 @@ from extproc.engines.http_get import HttpAccess, HttpGetError, http_get
 from extproc.engines.load_metrics import parse_load
 from extproc.gateway.http_models import MODELS_PATH
 from extproc.gateway.http_target import HttpTarget
+from extproc.routing.engine_loops import EngineLoops
 from extproc.routing.health import HealthChecks, Verdict
 from extproc.routing.membership import Membership
 from extproc.routing.worker import ReportedLoad, Worker
@@ -90,44 +91,21 @@ class HttpChecks:
         return Verdict.HEALTHY if 200 <= status < 300 else Verdict.UNHEALTHY
 
 
-class LoadReadings:
+class LoadReadings(EngineLoops):
     """Reads the load that engines report, an `Observer`: one loop per engine, whose ranks each get their own."""
 
     def __init__(self, section: LoadMetrics) -> None:
+        super().__init__()
         self._section = section
-        self._workers: dict[str, list[Worker]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    def joined(self, worker: Worker) -> None:
-        """Begin to read."""
-        self._workers.setdefault(worker.address, []).append(worker)
-        if worker.address not in self._tasks:
-            self._tasks[worker.address] = asyncio.ensure_future(self._read(worker.address))
 
     def restarted(self, worker: Worker) -> None:
         """What it said is void."""
         worker.reported = None
 
-    def left(self, worker: Worker) -> None:
-        """End, with the engine's last rank."""
-        ranks = self._workers[worker.address]
-        ranks.remove(worker)
-        if not ranks:
-            del self._workers[worker.address]
-            self._tasks.pop(worker.address).cancel()
-
-    async def stop(self) -> None:
-        """End all loops."""
-        tasks = list(self._tasks.values())
-        self._tasks = {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _read(self, address: str) -> None:
+    async def watch(self, address: str, ranks: list[Worker]) -> None:
+        """Read it for ever."""
         section = self._section
         where = _at(address, section.port)
-        ranks = self._workers[address]
         told = ""
         while True:
             asked_s = monotonic()

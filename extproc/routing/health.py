@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from time import monotonic
 
+from extproc.routing.engine_loops import EngineLoops
 from extproc.routing.membership import Membership
 from extproc.routing.worker import Worker, WorkerState
 
@@ -27,7 +28,7 @@ Check = Callable[[str], Awaitable[Verdict]]
 """Asks the engine at an address; answers within its own time-out and never raises."""
 
 
-class HealthChecks:
+class HealthChecks(EngineLoops):
     """One loop per engine of a pool, an `Observer` of its membership: the ranks of an engine share its state.
 
     An engine is ready after some good checks in a row, out after some failed ones. One that was gone, for however
@@ -37,46 +38,27 @@ class HealthChecks:
     def __init__(
         self, members: Membership, check: Check, *, interval_s: float, healthy_after: int, unhealthy_after: int
     ) -> None:
+        super().__init__()
         self._members = members
         self._check = check
         self._interval_s = interval_s
         self._healthy_after = healthy_after
         self._unhealthy_after = unhealthy_after
-        self._workers: dict[str, list[Worker]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def joined(self, worker: Worker) -> None:
-        """Begin to check it."""
-        ranks = self._workers.setdefault(worker.address, [])
+        """Begin to check it, or take the state of its engine's other ranks."""
+        ranks = self._workers.get(worker.address)
         if ranks:
             worker.state = ranks[0].health
-        ranks.append(worker)
-        if worker.address not in self._tasks:
-            self._tasks[worker.address] = asyncio.ensure_future(self._watch(worker.address))
+        super().joined(worker)
 
     def restarted(self, worker: Worker) -> None:
         """Nothing changes for its checks."""
 
-    def left(self, worker: Worker) -> None:
-        """No more checks, when it was the engine's last rank."""
-        ranks = self._workers[worker.address]
-        ranks.remove(worker)
-        if not ranks:
-            del self._workers[worker.address]
-            self._tasks.pop(worker.address).cancel()
-
-    async def stop(self) -> None:
-        """End all loops."""
-        tasks = list(self._tasks.values())
-        self._tasks = {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _watch(self, address: str) -> None:
+    async def watch(self, address: str, ranks: list[Worker]) -> None:
+        """Check it for ever."""
         good = bad = 0
         seen = gone = False
-        ranks = self._workers[address]
         while True:
             verdict = await self._check(address)
             if verdict is Verdict.HEALTHY:
