@@ -222,7 +222,26 @@ def events() -> Iterator[Row]:
     yield row("event-hash-and-store", "us", (time.thread_time() - began) / len(messages) * 1e6)
 
 
-PARTS = {"prompts": prompts, "memory": memory, "turns": turns, "events": events}
+def repeats() -> Iterator[Row]:
+    """Match and note a prompt of 12,000 tokens that no worker knows, then one that comes again and again."""
+    index = PrefixIndex()
+    slots = open_slots(index)
+    length = USUAL_TOKENS // BLOCK_TOKENS
+    unknown, noted, again = Times(), Times(), Times()
+    for number in range(40):
+        hashes = new_chain(length)
+        unknown.run(partial(index.match, hashes, slots))
+        noted.run(partial(index.add, slots[number % WORKERS], hashes))
+    for _ in range(3):  # from then on its places are known
+        index.match(hashes, slots)
+    for _ in range(40):
+        again.run(lambda: (index.match(hashes, slots), index.add(slots[0], hashes)))
+    yield unknown.row("match-12k-unknown")
+    yield noted.row("note-12k-unknown")
+    yield again.row("match-note-12k-again")
+
+
+PARTS = {"prompts": prompts, "repeats": repeats, "memory": memory, "turns": turns, "events": events}
 
 
 def show(one: Row) -> None:
