@@ -129,10 +129,10 @@ class Discovery:
         engine = self._pools[pool].engine
         if worker.ranks > 1 and engine not in RANKED_ENGINES:
             raise ChangeError(400, f"requests to {engine} cannot name a rank: leave `ranks` out")
-        for name, entries in self.roster.items():
-            for entry in entries:
-                if entry.address == worker.address and (name != pool or entry.source != ADMIN):
-                    raise ChangeError(409, f"the worker {worker.address} is in the pool {name}, from {entry.source}")
+        for name in self._pools:
+            entry = self._known(name).get(worker.address)
+            if entry is not None and (name != pool or entry.source != ADMIN):
+                raise ChangeError(409, f"the worker {worker.address} is in the pool {name}, from {entry.source}")
         added = self._found[pool][ADMIN]
         same = [each for each in added if each.address == worker.address]
         self._drained[pool].discard(worker.address)
@@ -169,11 +169,15 @@ class Discovery:
         if pool not in self._pools:
             raise ChangeError(404, f"there is no pool {pool[:64]!r}; there are {', '.join(self._pools)}")
 
+    def _known(self, pool: str) -> dict[str, Entry]:
+        """By address: workers that are there, and those of which it is only noted that they come."""
+        return self._wanted()[pool] | {entry.address: entry for entry in self.roster[pool]}
+
     def _entry(self, pool: str, address: str) -> Entry:
         self._check_pool(pool)
-        for entry in self.roster[pool]:
-            if entry.address == address:
-                return entry
+        entry = self._known(pool).get(address)
+        if entry is not None:
+            return entry
         raise ChangeError(404, f"the pool {pool} has no worker {address[:64]!r}")
 
     # ---- sources
@@ -216,8 +220,10 @@ class Discovery:
             self._changed.clear()
             try:
                 await self._settle()
-            except OSError as error:
-                _log.error("workers cannot be written: %s; it is tried again", error)
+            except Exception as error:
+                # Without this loop no change of workers would ever be seen again.
+                unexpected = error if not isinstance(error, OSError) else None
+                _log.error("workers cannot be written: %s; it is tried again", error, exc_info=unexpected)
                 await asyncio.sleep(ENVOY_NOTICES_S)
                 self._changed.set()
 

@@ -24,6 +24,10 @@ async def look_up_all(name: str) -> list[str]:
     return []
 
 
+_NO_ADDRESSES = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+"""No such name; a name without addresses, which not every platform tells apart."""
+
+
 class DnsSource:
     """A name that is not there has no workers left only when the resolver says so, not when it does not answer."""
 
@@ -38,7 +42,7 @@ class DnsSource:
             try:
                 addresses = await self._lookup(section.name)
             except socket.gaierror as error:
-                if error.errno == socket.EAI_NONAME:  # a headless service without ready pods
+                if error.errno in _NO_ADDRESSES:  # a headless service without ready pods
                     tell(())
                 else:
                     problem(f"{section.name} cannot be looked up: {error.strerror or error}")

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from extproc.config.address import HostPort
@@ -28,6 +29,7 @@ _WATCH_S = 240
 _OVERDUE_S = 30
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
+_LASTING_S = 10.0  # a watch that lasted so long has worked
 _GONE = 410
 
 
@@ -47,18 +49,16 @@ class KubernetesSource:
             await asyncio.Event().wait()
         delay_s = self._first_delay_s
         while True:
-
-            def told(found: list[Found]) -> None:
-                nonlocal delay_s
-                delay_s = self._first_delay_s
-                tell(found)
-
+            began_s = monotonic()
             try:
-                await self._list_and_watch(told)
+                await self._list_and_watch(tell)
             except SourceError as error:
                 problem(str(error))
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+            # Also after an end in order: what cuts watches short must not make us list without a pause.
+            if monotonic() - began_s >= _LASTING_S:
+                delay_s = self._first_delay_s
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
     async def _list_and_watch(self, tell: Callable[[list[Found]], None]) -> None:
         """Until the watch ends in order. Raises SourceError."""

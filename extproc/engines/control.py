@@ -97,6 +97,18 @@ _SERVICES = {
 """By the name that a configuration uses."""
 
 
+_NOBODY = ("connection refused", "no such file or directory")
+"""What the operating system says of an address at which nobody listens, as grpcio passes it on."""
+
+
+def _nobody_listens(error: grpc.RpcError) -> bool:
+    """UNAVAILABLE alone may be a moment's trouble on the way, too."""
+    if not isinstance(error, grpc.aio.AioRpcError) or error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    details = (error.details() or "").lower()
+    return any(said in details for said in _NOBODY)
+
+
 class WorkerControl:
     """Control calls to one worker."""
 
@@ -117,7 +129,7 @@ class WorkerControl:
         try:
             answer = await self._stub.HealthCheck(self._messages.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
-            return None if hasattr(error, "code") and error.code() is grpc.StatusCode.UNAVAILABLE else False
+            return None if _nobody_listens(error) else False
         return bool(answer.healthy)
 
     async def model_info(self, timeout_s: float) -> ModelInfo:

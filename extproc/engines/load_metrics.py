@@ -6,7 +6,7 @@ What a name is missing for is unknown, which is not 0: engines leave out what th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -22,11 +22,14 @@ _KV_USAGE = frozenset(
 )
 _TRITON_REQUESTS = "nv_trt_llm_request_metrics"
 _TRITON_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
+_NAMES = _WAITING | _RUNNING | _KV_USAGE | {_TRITON_REQUESTS, _TRITON_BLOCKS}
 _RANK_LABELS = ("engine", "dp_rank")
 
 _PREFIXES = ("vllm:", "sglang:", "trtllm_", "nv_trt_llm_")
 _LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+
+Samples: TypeAlias = list[tuple[str, dict[str, str], float]]
 
 
 class EngineLoad(Struct, frozen=True):
@@ -37,15 +40,15 @@ class EngineLoad(Struct, frozen=True):
     kv_usage: float | None = None  # 0 to 1
 
 
-def parse_load(text: str, rank: int | None = None) -> EngineLoad:
-    """`text`: what the engine exposes. Requests are sums over its series, of KV usage the highest counts.
+def load_of(samples: Samples, rank: int | None = None) -> EngineLoad:
+    """Requests are sums over an engine's series, of KV usage the highest counts.
 
     With a `rank`, series that name another are passed over.
     """
     waiting: list[float] = []
     running: list[float] = []
     usage: list[float] = []
-    for name, labels, value in _samples(text):
+    for name, labels, value in samples:
         if rank is not None and any(labels.get(key, str(rank)) != str(rank) for key in _RANK_LABELS):
             continue
         if name in _WAITING or (name == _TRITON_REQUESTS and labels.get("request_type") == "waiting"):
@@ -61,16 +64,19 @@ def parse_load(text: str, rank: int | None = None) -> EngineLoad:
     )
 
 
-def _samples(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
+def load_samples(text: str) -> Samples:
+    """Of what the engine exposes, the series that tell its load: (name, labels, value)."""
+    samples: Samples = []
     for line in text.splitlines():
         if not line.startswith(_PREFIXES):
             continue
         match = _LINE.match(line)
-        if match is None:
+        if match is None or match[1] not in _NAMES:
             continue
         try:
             value = float(match[3])
         except ValueError:
             continue
         if 0.0 <= value < 1e15:  # neither NaN nor nonsense
-            yield match[1], dict(_LABEL.findall(match[2] or "")), value
+            samples.append((match[1], dict(_LABEL.findall(match[2] or "")), value))
+    return samples

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from collections.abc import Sequence
 from time import monotonic
 
@@ -31,7 +29,8 @@ class LoadPolls(EngineLoops):
         self._interval_s = interval_s
 
     def restarted(self, worker: Worker) -> None:
-        """The next answer will tell."""
+        """What it said is void."""
+        worker.reported = None
 
     async def watch(self, address: str, ranks: list[Worker]) -> None:
         """Ask it for ever, or once."""
@@ -41,14 +40,15 @@ class LoadPolls(EngineLoops):
     async def _ask(self, ranks: Sequence[Worker], channel: grpc.aio.Channel, address: str) -> None:
         control = WorkerControl(address, channel, self._engine)
         while True:
-            # Spread, so that a large fleet is not asked all at once.
-            await asyncio.sleep(self._interval_s * (0.9 + 0.2 * random.random()))  # noqa: S311
+            await self.pause(self._interval_s)
             asked_s = monotonic()
             try:
                 loads = await control.loads(_TIMEOUT_S)
             except ControlError as error:
                 _log.debug("%s", error)  # health checks say it louder
-                continue
+                loads = []
+            for worker in ranks if not loads else ():
+                worker.reported = None
             if loads is None:
                 _log.info("worker %s does not report its load", ranks[0].label)
                 return

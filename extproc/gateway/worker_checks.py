@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
+from collections import Counter
 from time import monotonic
 
 import grpc.aio
@@ -14,7 +14,7 @@ from extproc.config.fleet import Health, HttpHealth, LoadMetrics
 from extproc.config.schema import Pool
 from extproc.engines.control import WorkerControl, open_channel
 from extproc.engines.http_get import HttpAccess, HttpGetError, http_get
-from extproc.engines.load_metrics import parse_load
+from extproc.engines.load_metrics import load_of, load_samples
 from extproc.gateway.http_models import MODELS_PATH
 from extproc.gateway.http_target import HttpTarget
 from extproc.routing.engine_loops import EngineLoops
@@ -36,6 +36,7 @@ class GrpcChecks:
         self._engine = engine
         self._timeout_s = timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._ranks: Counter[str] = Counter()  # at each address
         self._closing: set[asyncio.Task[None]] = set()
 
     async def check(self, address: str) -> Verdict:
@@ -48,12 +49,17 @@ class GrpcChecks:
 
     def joined(self, worker: Worker) -> None:
         """The connection is opened by the first check."""
+        self._ranks[worker.address] += 1
 
     def restarted(self, worker: Worker) -> None:
         """grpcio connects again by itself."""
 
     def left(self, worker: Worker) -> None:
-        """Close its connection; other ranks of the same engine open another."""
+        """Close the connection, with the engine's last rank."""
+        self._ranks[worker.address] -= 1
+        if self._ranks[worker.address]:
+            return
+        del self._ranks[worker.address]
         channel = self._channels.pop(worker.address, None)
         if channel is not None:
             task = asyncio.ensure_future(channel.close(None))
@@ -115,9 +121,9 @@ class LoadReadings(EngineLoops):
                     where, section.path, timeout_s=_METRICS_TIMEOUT_S, limit_bytes=_METRICS_BYTES
                 )
                 if status == 200:
-                    text = body.decode(errors="replace")
+                    samples = load_samples(body.decode(errors="replace"))
                     for worker in ranks:
-                        load = parse_load(text, worker.rank)
+                        load = load_of(samples, worker.rank)
                         worker.reported = ReportedLoad(
                             asked_s, load.waiting_requests, load.running_requests, load.kv_usage
                         )
@@ -133,7 +139,7 @@ class LoadReadings(EngineLoops):
                 if problem != told:
                     _log.warning("the load of worker %s is unknown: %s", ranks[0].label, problem)
             told = problem
-            await asyncio.sleep(section.interval_s * (0.9 + 0.2 * random.random()))  # noqa: S311
+            await self.pause(section.interval_s)
 
 
 def _at(address: str, port: int | None) -> HostPort:

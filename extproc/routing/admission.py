@@ -192,6 +192,7 @@ class Admission(Generic[_R]):
         self._pump_is_due = False
         queue = self._queue
         members = self._members
+        # Without candidates who waits goes on waiting: workers come back.
         while members.candidates and (ticket := queue.next()) is not None:
             if ticket.got.cancelled():  # its client left in this turn of the loop
                 self._drop(ticket)
@@ -200,13 +201,16 @@ class Admission(Generic[_R]):
                 return
             queue.take(ticket)
             del self._arrivals[ticket]
-            try:
-                ticket.got.set_result(ticket.reserve())
-            except RequestError as error:
-                ticket.got.set_exception(error)
+            self._answer(ticket)
+
+    def _answer(self, ticket: _Ticket[_R]) -> None:
+        try:
+            ticket.got.set_result(ticket.reserve())
+        except Exception as error:  # whatever it is, it is this request's, and nobody else would tell it
+            ticket.got.set_exception(error)
 
     def _expire(self) -> None:
-        """Send away who has waited too long."""
+        """Send away who has waited too long. Where no worker is left, that is the reason, and not a full one."""
         self._timer = None
         now_s = self._loop.time()
         for ticket in list(self._arrivals):
@@ -214,7 +218,12 @@ class Admission(Generic[_R]):
             if due_s > now_s:
                 self._timer = self._loop.call_at(due_s, self._expire)
                 break
-            self._send_away(ticket, Refusal.TIMEOUT)
+            if self._members.candidates:
+                self._send_away(ticket, Refusal.TIMEOUT)
+            else:
+                self._drop(ticket)
+                if not ticket.got.done():
+                    self._answer(ticket)
         self.freed()
 
     def _send_away(self, ticket: _Ticket[_R], refusal: Refusal) -> None:

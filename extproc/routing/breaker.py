@@ -48,6 +48,7 @@ class Breaker:
         "_after",
         "_call_later",
         "_changed",
+        "_closed",
         "_factor",
         "_failures",
         "_open_s",
@@ -65,6 +66,7 @@ class Breaker:
         self._open_s = open_s
         self._call_later = call_later
         self._changed = changed
+        self._closed = False
         self._failures = 0
         self._factor = 1
         self._timer: Timer | None = None
@@ -105,13 +107,16 @@ class Breaker:
             self._become(BreakerState.HALF_OPEN, allows=True)
 
     def close(self) -> None:
-        """The worker is gone: no timer stays."""
+        """The worker is gone: no timer stays, and requests that still run there change nothing any more."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _open(self) -> None:
         self._failures = 0
+        if self._closed:
+            return
         self.opened += 1
         self._timer = self._call_later(self._open_s * self._factor, self._half_open)
         self._become(BreakerState.OPEN, allows=False)

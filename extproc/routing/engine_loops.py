@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 from abc import ABC, abstractmethod
 
 from extproc.routing.worker import Worker
 
 __all__ = ["EngineLoops"]
+
+_log = logging.getLogger(__name__)
 
 
 class EngineLoops(ABC):
@@ -26,7 +30,13 @@ class EngineLoops(ABC):
         ranks = self._workers.setdefault(worker.address, [])
         ranks.append(worker)
         if worker.address not in self._tasks:
-            self._tasks[worker.address] = asyncio.ensure_future(self.watch(worker.address, ranks))
+            task = self._tasks[worker.address] = asyncio.ensure_future(self.watch(worker.address, ranks))
+            task.add_done_callback(self._ended)
+
+    @staticmethod
+    async def pause(interval_s: float) -> None:
+        """About so long: spread, so that a large fleet is not asked all at once."""
+        await asyncio.sleep(interval_s * (0.9 + 0.2 * random.random()))  # noqa: S311
 
     @abstractmethod
     def restarted(self, worker: Worker) -> None:
@@ -47,3 +57,7 @@ class EngineLoops(ABC):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s: nothing asks an engine any more", type(self).__name__, exc_info=error)

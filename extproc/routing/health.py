@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from time import monotonic
@@ -77,8 +76,7 @@ class HealthChecks(EngineLoops):
                 gone = gone or verdict is Verdict.GONE
                 if ranks[0].health is WorkerState.READY and bad >= self._unhealthy_after:
                     self._set(ranks, WorkerState.UNHEALTHY)
-            # Spread, so that the checks of a large fleet do not come all at once.
-            await asyncio.sleep(self._interval_s * (0.9 + 0.2 * random.random()))  # noqa: S311
+            await self.pause(self._interval_s)
 
     def _set(self, ranks: list[Worker], state: WorkerState) -> None:
         log = _log.info if state is WorkerState.READY else _log.warning

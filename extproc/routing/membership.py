@@ -100,11 +100,12 @@ class Membership:
         wanted = {(spec.address, rank): spec for spec in specs for rank in _ranks(spec)}
         present = {(worker.address, worker.rank): worker for worker in self.workers}
         gone = [worker for key, worker in present.items() if key not in wanted]
-        for key, spec in wanted.items():
-            kept = present.get(key)
-            if kept is not None:
-                kept.label = _label(spec, kept.rank)
-                kept.draining = spec.draining
+        with self.together():
+            for key, spec in wanted.items():
+                kept = present.get(key)
+                if kept is not None:
+                    kept.label = _label(spec, kept.rank)
+                    kept.draining = spec.draining
         now_s = self._clock()
         new = [_worker(spec, key[1], now_s) for key, spec in wanted.items() if key not in present]
         if gone:

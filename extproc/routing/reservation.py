@@ -107,6 +107,8 @@ class Reservation:
         self._give_back(served=False)
         self._estimate_s = None
         self._take(worker, self._pool.clock())
+        if self._pool.admission is not None:
+            self._pool.admission.freed()  # the one before has room again
         return True
 
     def first_token(self, cached_tokens: int = 0) -> None:

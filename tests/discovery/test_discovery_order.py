@@ -188,3 +188,17 @@ async def test_what_others_do_to_envoys_files_does_not_last(tmp_path: Path, monk
             while not file.exists() or file.read_text() != before:  # noqa: ASYNC110 - nothing announces it
                 await asyncio.sleep(0.01)
     await discovery.stop()
+
+
+async def test_one_that_was_just_added_can_be_drained_and_removed_before_it_is_there(tmp_path: Path) -> None:
+    place = Place(tmp_path, A)
+    await place.discovery.start()
+    assert place.discovery.add("main", Found(B))
+    assert not place.discovery.add("main", Found(B))
+    place.discovery.drain("main", B, drain=True)
+    await place.until(("published", {A: "in", B: "draining"}))
+    assert place.discovery.add("main", Found(C))
+    place.discovery.remove("main", C)
+    with pytest.raises(ChangeError):
+        place.discovery.drain("main", C, drain=True)
+    await place.discovery.stop()

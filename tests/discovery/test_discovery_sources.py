@@ -85,6 +85,8 @@ async def test_a_name_is_looked_up_again_and_all_its_addresses_are_workers() -> 
         socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
         ["10.0.0.2", "::1"],
         socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+        ["10.0.0.3"],
+        socket.gaierror(getattr(socket, "EAI_NODATA", socket.EAI_NONAME), "No address associated with hostname"),
     ]
     held = asyncio.Event()
 
@@ -102,6 +104,8 @@ async def test_a_name_is_looked_up_again_and_all_its_addresses_are_workers() -> 
         assert await heard.next() == [Found("10.0.0.1:50051", None, 2), Found("10.0.0.2:50051", None, 2)]
         assert await heard.next() == [Found("10.0.0.2:50051", None, 2), Found("[::1]:50051", None, 2)]
         assert "Temporary failure" in heard.problems.get_nowait()
+        assert await heard.next() == []
+        assert await heard.next() == [Found("10.0.0.3:50051", None, 2)]
         assert await heard.next() == []
         assert heard.problems.empty()
 

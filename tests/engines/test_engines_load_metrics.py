@@ -11,7 +11,7 @@ import pytest
 from extproc.config.address import HostPort
 from extproc.engines.base import EngineRequest
 from extproc.engines.http_get import HttpGetError, http_get
-from extproc.engines.load_metrics import EngineLoad, parse_load
+from extproc.engines.load_metrics import EngineLoad, load_of, load_samples
 from extproc.engines.rank_field import RankField
 from extproc.engines.vllm import VllmEngine
 from extproc.ir import Sampling
@@ -64,7 +64,7 @@ python_gc_objects_collected_total{generation="0"} 1.0
     ],
 )
 def test_each_engines_names(text: str, rank: int | None, load: EngineLoad) -> None:
-    assert parse_load(text, rank) == load
+    assert load_of(load_samples(text), rank) == load
 
 
 @contextlib.asynccontextmanager

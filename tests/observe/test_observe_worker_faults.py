@@ -104,7 +104,8 @@ async def test_half_open_one_exchange_goes_and_its_end_decides(tokens: ModelToke
             for _ in range(5):
                 counted.of(HEAD, STREAM, UPSTREAM, grpc("13"))
         if breaker.state is BreakerState.OPEN:
-            breaker.close()
+            assert breaker._timer is not None
+            breaker._timer.cancel()
             breaker._half_open()
         exchange = counted.exchange(HEAD, STREAM)
         assert breaker.state is BreakerState.TRIAL

@@ -291,3 +291,15 @@ def test_a_queue_serves_each_that_was_not_removed_once_in_order_of_priority_and_
             mine = [i for i in stay if (i.tenant, i.priority) == (tenant, priority)]
             assert [i for i in order if (i.tenant, i.priority) == (tenant, priority)] == mine
     assert (len(queue), queue.tokens) == (0, 0)
+
+
+async def test_who_has_waited_for_workers_that_never_came_back_is_told_that_there_are_none() -> None:
+    pool = Pool(Caps(worker_requests=1, queue_s=0.05))
+    pool.at_once()
+    waiting = pool.later()
+    await turns()
+    pool.members.workers[0].state = WorkerState.UNHEALTHY
+    with pytest.raises(ValueError, match="min"):  # what this pool's `reserve` says of no candidates
+        await waiting
+    assert pool.refusals == []
+    assert pool.admission.waiting_requests == 0
